@@ -1,0 +1,1 @@
+"""Checkpoint facts from headers alone."""

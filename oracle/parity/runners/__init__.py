@@ -1,0 +1,1 @@
+"""Runners: each runs a program on a checkpoint and records a trace."""

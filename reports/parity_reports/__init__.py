@@ -1,0 +1,1 @@
+"""Pictures of a finished run: terminal, HTML, Markdown, JUnit."""
