@@ -89,7 +89,9 @@ def parse(value: Any, source: str = "<program>") -> Program:
         return ProgramError(f"{source}: {where} {problem}. {remedy}")
 
     if not isinstance(value, dict) or not isinstance(value.get("steps"), list):
-        raise fail("the file", "is no object with a list 'steps'", 'Write {"schema": 1, "steps": …}.')
+        raise fail(
+            "the file", "is no object with a list 'steps'", 'Write {"schema": 1, "steps": …}.'
+        )
     if value.get("schema") != SCHEMA:
         raise fail("schema", f"is {value.get('schema')!r}", f"This version reads schema {SCHEMA}.")
     if unknown := set(value) - {"schema", "steps"}:
@@ -107,13 +109,17 @@ def parse(value: Any, source: str = "<program>") -> Program:
         ids = _ids(entry.get("ids"), where, fail)
         if steps and len(ids) != len(steps[0].ids):
             raise fail(
-                where, f"has {len(ids)} rows, the first step {len(steps[0].ids)}", "Keep one number."
+                where,
+                f"has {len(ids)} rows, the first step {len(steps[0].ids)}",
+                "Keep one number.",
             )
         if op == "decode" and ids.shape[1] != 1:
             raise fail(where, f"decodes {ids.shape[1]} tokens a row", "A decode step takes one.")
         chunk = entry.get("chunk")
         if chunk is not None and (type(chunk) is not int or chunk < 1):
-            raise fail(f"{where}.chunk", f"is {chunk!r}", "Give a whole number of tokens, 1 or more.")
+            raise fail(
+                f"{where}.chunk", f"is {chunk!r}", "Give a whole number of tokens, 1 or more."
+            )
         steps.append(Step(op, ids, chunk))
     return Program(tuple(steps), source)
 
@@ -142,7 +148,9 @@ def load(path: str | Path) -> Program:
     try:
         return parse(json.loads(text), str(path))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ProgramError(f"{path}: is no JSON ({error}). See docs for the program format.") from None
+        raise ProgramError(
+            f"{path}: is no JSON ({error}). See docs for the program format."
+        ) from None
 
 
 def build(ids: Sequence[Sequence[int]], decode: int = 0, chunk: int | None = None) -> Program:

@@ -1,0 +1,63 @@
+"""What this project is checked with; `nox -l` lists it. Versions come from pyproject.toml."""
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.sessions = ["parity"]
+# pip finds a CPU build of torch where uv would fetch a CUDA one of several GB.
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+OUT = Path("build/parity")
+
+
+def install(session: nox.Session, *groups: str, extra: str = "[oracles]") -> None:
+    """Install the project as it is on disk, and the dependency groups, in one resolution."""
+    packages = [p for group in groups for p in nox.project.dependency_groups(PYPROJECT, group)]
+    session.install("-e", f".{extra}", *packages)
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """The main job: the implementation against mlx-lm and transformers, with reports."""
+    install(session)
+    OUT.mkdir(parents=True, exist_ok=True)
+    reports = [f"--{kind}={OUT / name}" for kind, name in REPORTS.items()]
+    session.run("parity", "run", *reports, *session.posargs)
+
+
+REPORTS = {"json": "result.json", "html": "report.html", "junit": "junit.xml"}
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite: units, properties, faults that must be caught, command line, browser."""
+    install(session, "test")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """The long tests: many seeds, drawn afresh each time; the seed is printed."""
+    install(session, "test")
+    session.run("pytest", "-m", "nightly", "--hypothesis-profile=nightly", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Formatting, lint, import directions and types."""
+    install(session, "lint", extra="")
+    session.run("ruff", "format", "--check", ".")
+    session.run("ruff", "check", ".")
+    session.run("lint-imports")
+    session.run("mypy")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Speed and memory, as ratios within one run; nothing is asserted."""
+    install(session, "test")
+    session.run("pytest", "tests/benchmarks", "--benchmark-only", *session.posargs)

@@ -1,0 +1,253 @@
+"""Comparison: a pure function of recorded traces and a policy."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from parity.bits import (
+    all_finite,
+    is_float,
+    ratio,
+    relative_rms,
+    same_bits_and_finite,
+    square_sums,
+    ulp_distances,
+)
+from parity.policy import Pair, Rule
+from parity.taps import Tap, inputs, order, split
+from parity.trace import Trace
+
+Verdict = Literal["identical", "within", "exceeds", "missing", "shape", "dtype", "nonfinite"]
+FAILED: tuple[Verdict, ...] = ("exceeds", "missing", "shape", "dtype", "nonfinite")
+"""The verdicts that fail, mildest first."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The verdict on one tap of one forward, with its numbers (None where not taken).
+
+    The three errors are relative RMS: candidate and oracle to the float64 truth, and candidate to
+    oracle. `bound` is what the first must not exceed when arbitrated.
+    """
+
+    forward: int
+    tap: str
+    verdict: Verdict
+    require: str
+    reason: str
+    detail: str = ""
+    max_ulp: int | None = None
+    max_abs: float | None = None
+    candidate_to_truth: float | None = None
+    oracle_to_truth: float | None = None
+    candidate_to_oracle: float | None = None
+    bound: float | None = None
+    attribution: Literal["makes", "carries"] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the verdict fails."""
+        return self.verdict in FAILED
+
+
+def compare(
+    candidate: Trace,
+    oracle: Trace,
+    pair: Pair,
+    layer_types: tuple[str, ...],
+    forwards: int,
+    truth: Trace | None = None,
+) -> list[Comparison]:
+    """Judge every tap of every forward, in order of computation.
+
+    Taps that either side lacks are `missing`, and so are names that are no taps of this model.
+    `truth` is the float64 trace, needed where the pair is arbitrated; a tap it lacks is an error
+    of the caller.
+    """
+    taps = order(layer_types)
+    oracle_errors = (
+        _OracleErrors(oracle, truth, pair.feed == "layer") if truth is not None else None
+    )
+    results: list[Comparison] = []
+    verdicts: dict[tuple[int, str], Comparison] = {}
+    for forward in range(forwards):
+        for name, (_, tap) in taps.items():
+            rule = pair.rule(tap.kind)
+            a, b = candidate.get(forward, name), oracle.get(forward, name)
+            found = _missing(a, b, candidate.runner, oracle.runner) or _mismatch(a, b, rule)
+            if found is None:
+                assert a is not None
+                assert b is not None
+                if rule.require == "arbitrated":
+                    assert truth is not None
+                    assert oracle_errors is not None
+                    exact = truth.tensors[forward, name]
+                    found = _arbitrate(a, b, exact, rule, oracle_errors.pooled(name, tap))
+                else:
+                    found = _bitwise(a, b, rule)
+            item = Comparison(
+                forward,
+                name,
+                require=rule.require,
+                reason=rule.reason,
+                **found,  # type: ignore[arg-type]
+            )
+            verdicts[forward, name] = item
+            results.append(item)
+    results = [_attributed(item, verdicts, taps, pair, len(layer_types)) for item in results]
+    return results + list(_unknown(candidate, oracle, taps, forwards))
+
+
+def _missing(
+    a: np.ndarray | None, b: np.ndarray | None, candidate: str, oracle: str
+) -> dict[str, object] | None:
+    lacking = [name for name, value in ((candidate, a), (oracle, b)) if value is None]
+    if not lacking:
+        return None
+    return {"verdict": "missing", "detail": f"not recorded by {' and '.join(lacking)}"}
+
+
+def _mismatch(a: np.ndarray | None, b: np.ndarray | None, rule: Rule) -> dict[str, object] | None:
+    assert a is not None
+    assert b is not None
+    if a.shape != b.shape:
+        return {"verdict": "shape", "detail": f"{list(a.shape)}, due {list(b.shape)}"}
+    if rule.require != "arbitrated" and a.dtype != b.dtype:
+        return {"verdict": "dtype", "detail": f"{a.dtype}, due {b.dtype}"}
+    return None
+
+
+def _bitwise(a: np.ndarray, b: np.ndarray, rule: Rule) -> dict[str, object]:
+    same, finite = same_bits_and_finite(a, b)
+    if not finite:
+        return {"verdict": "nonfinite", "detail": _nonfinite(a, b)}
+    if same:
+        return {"verdict": "identical", "max_ulp": 0, "max_abs": 0.0}
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    numbers: dict[str, object] = {
+        "max_abs": float(np.max(np.abs(left - right))),
+        "candidate_to_oracle": relative_rms(a, b),
+        "detail": _first_difference(a, b),
+    }
+    if is_float(a.dtype):
+        numbers["max_ulp"] = int(ulp_distances(a, b).max())
+    within = rule.require == "ulp" and numbers.get("max_ulp", np.inf) <= (rule.ulp or 0)  # type: ignore[operator]
+    return {"verdict": "within" if within else "exceeds", **numbers}
+
+
+def _arbitrate(
+    a: np.ndarray, b: np.ndarray, truth: np.ndarray, rule: Rule, pooled: float
+) -> dict[str, object]:
+    if a.shape != truth.shape:
+        return {"verdict": "shape", "detail": f"{list(a.shape)}, due {list(truth.shape)}"}
+    if not (all_finite(a) and all_finite(b) and all_finite(truth)):
+        return {"verdict": "nonfinite", "detail": _nonfinite(a, b)}
+    rounding = relative_rms(truth.astype(a.dtype), truth) if is_float(a.dtype) else 0.0
+    ours, theirs = relative_rms(a, truth), relative_rms(b, truth)
+    assert rule.factor is not None
+    bound = rule.factor * max(theirs, pooled, rounding)
+    same = a.dtype == b.dtype and same_bits_and_finite(a, b)[0]
+    numbers: dict[str, object] = {
+        "candidate_to_truth": ours,
+        "oracle_to_truth": theirs,
+        "candidate_to_oracle": relative_rms(a, b),
+        "max_abs": float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))),
+        "bound": bound,
+    }
+    if a.dtype == b.dtype and is_float(a.dtype):
+        numbers["max_ulp"] = 0 if same else int(ulp_distances(a, b).max())
+    if ours <= bound:
+        return {"verdict": "identical" if same else "within", **numbers}
+    return {"verdict": "exceeds", "detail": _first_difference(a, b), **numbers}
+
+
+class _OracleErrors:
+    """The oracle's error against the truth, pooled over the forwards of a tap.
+
+    Where each layer is fed the same input, errors of one kind of tap are alike in all layers, and
+    are pooled over them too.
+    """
+
+    def __init__(self, oracle: Trace, truth: Trace, over_layers: bool) -> None:
+        self._over_layers = over_layers
+        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for (forward, name), exact in truth.tensors.items():
+            value = oracle.get(forward, name)
+            if value is None or value.shape != exact.shape or not all_finite(value):
+                continue
+            error, scale = square_sums(value, exact)
+            sums[self._key(name)][0] += error
+            sums[self._key(name)][1] += scale
+        self._errors = {key: ratio(*pair) for key, pair in sums.items()}
+
+    def _key(self, name: str) -> str:
+        return split(name)[1] if self._over_layers else name
+
+    def pooled(self, name: str, tap: Tap) -> float:
+        return self._errors.get(self._key(name), 0.0)
+
+
+def _nonfinite(a: np.ndarray, b: np.ndarray) -> str:
+    where = [name for name, value in (("candidate", a), ("oracle", b)) if not all_finite(value)]
+    return f"infinity or NaN in {' and '.join(where) or 'the truth'}"
+
+
+def _first_difference(a: np.ndarray, b: np.ndarray) -> str:
+    if a.dtype == b.dtype:
+        # NaN is unequal to itself and −0 equal to +0, so the search is over bit patterns.
+        at = np.flatnonzero(_flat_bits(a) != _flat_bits(b))
+    else:
+        at = np.flatnonzero(a.astype(np.float64).ravel() != b.astype(np.float64).ravel())
+    index = [int(i) for i in np.unravel_index(at[0], a.shape)]
+    place = tuple(index)
+    return (
+        f"first at {index}: {float(a[place])!r}, due {float(b[place])!r}; "
+        f"{at.size} of {a.size} elements differ"
+    )
+
+
+def _flat_bits(value: np.ndarray) -> np.ndarray:
+    from parity.bits import words
+
+    return words(value)
+
+
+def _attributed(
+    item: Comparison,
+    verdicts: dict[tuple[int, str], Comparison],
+    taps: dict[str, tuple[int, Tap]],
+    pair: Pair,
+    layers: int,
+) -> Comparison:
+    """Say whether a failing operation makes its difference: its inputs are bit-equal or fed."""
+    if not item.failed:
+        return item
+    now, before = inputs(item.tap, taps[item.tap][1], layers)
+    sources = [(item.forward, name) for name in now]
+    sources += [(item.forward - 1, name) for name in before if item.forward > 0]
+    if pair.feed == "layer":
+        fed = {"embed_tokens"} | {f"layers.{i}.output" for i in range(layers)}
+        sources = [source for source in sources if source[1] not in fed]
+    seen = [verdicts[source].verdict for source in sources]
+    if all(verdict == "identical" for verdict in seen):
+        attribution: Literal["makes", "carries"] | None = "makes"
+    elif any(verdict in FAILED for verdict in seen):
+        attribution = "carries"
+    else:
+        attribution = None
+    return Comparison(**{**item.__dict__, "attribution": attribution})
+
+
+def _unknown(
+    candidate: Trace, oracle: Trace, taps: dict[str, tuple[int, Tap]], forwards: int
+) -> Iterator[Comparison]:
+    for trace in (candidate, oracle):
+        for forward, name in trace.keys():
+            if name not in taps or not 0 <= forward < forwards:
+                detail = (
+                    f"{trace.runner} recorded a tensor that is no tap of this model and program"
+                )
+                yield Comparison(forward, name, "missing", "", "names match exactly", detail)

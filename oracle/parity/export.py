@@ -1,0 +1,194 @@
+"""Synthetic checkpoints of both generations, written by transformers and mlx-lm themselves.
+
+The layout, the names and the config of a checkpoint are the ones the frameworks write; only the
+values are ours. Each parameter is drawn from a generator seeded by its name, so a value depends
+on neither the order in which modules are made nor the dtype asked for.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity.runners.transformers import needs_oracles, quiet
+from parity.taps import FULL, LINEAR
+from qwen35.errors import InputError
+
+# The smallest tower that transformers builds: it gives the checkpoint its `model.visual.*` names.
+_VISION = {
+    "depth": 1,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_heads": 1,
+    "patch_size": 2,
+    "spatial_merge_size": 1,
+    "temporal_patch_size": 1,
+    "num_position_embeddings": 4,
+}
+_ZERO_CENTRED = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+    "language_model.norm.weight",
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a synthetic checkpoint is made from.
+
+    `text_config` is transformers' own text config (`full_attention_interval` or `layer_types`).
+    A `qk_scale` far below 1 brings the linear layers' |q| and |k| near their norm's eps.
+    """
+
+    name: str
+    text_config: dict[str, Any]
+    seed: int = 0
+    qk_scale: float = 1.0
+
+
+def export(recipe: Recipe, folder: Path, dtype: str) -> Path:
+    """Write the recipe as transformers exports it, in `dtype` (A_log stays float32).
+
+    Raises InputError where `folder` exists or the recipe is inconsistent, CannotRunError without
+    transformers. Nothing is left behind on failure.
+    """
+    with needs_oracles():
+        import torch
+        from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+    if dtype not in ("float32", "float16", "bfloat16"):
+        raise InputError(f"{dtype}: no dtype of checkpoints. Use float32, float16 or bfloat16.")
+    interval, layer_types = _pattern(recipe)
+    text = recipe.text_config | {"layer_types": layer_types, "dtype": dtype}
+    text.pop("full_attention_interval", None)
+    tied = bool(text.setdefault("tie_word_embeddings", False))
+    with _new_folder(folder) as new, quiet():
+        config = Qwen3_5Config(
+            text_config=text,
+            vision_config=_VISION | {"out_hidden_size": text["hidden_size"], "dtype": dtype},
+            tie_word_embeddings=tied,
+            dtype=dtype,
+        )
+        with torch.device("meta"):
+            model = Qwen3_5ForConditionalGeneration(config)
+        weights = {
+            name: _draw(recipe, name, tuple(parameter.shape)).to(
+                torch.float32 if name.endswith(".A_log") else getattr(torch, dtype)
+            )
+            for name, parameter in model.named_parameters()
+        }
+        missing, _ = model.load_state_dict(weights, assign=True, strict=False)
+        if missing and not (tied and missing == ["lm_head.weight"]):
+            raise RuntimeError(f"{recipe.name}: parameters were not drawn: {missing}")
+        model.tie_weights()
+        model.save_pretrained(new)
+        _save_tokenizer(text["vocab_size"], new)
+        _patch_config(new / "config.json", layer_types, interval)
+    return folder
+
+
+def convert(source: Path, folder: Path) -> Path:
+    """Convert an export with mlx_lm.convert, without quantization. Raises as `export` does."""
+    with needs_oracles():
+        from mlx_lm import convert as mlx_lm_convert
+    if not (source / "config.json").is_file():
+        raise InputError(f"{source}: no config.json. Give the folder of an exported checkpoint.")
+    with _new_folder(folder) as new, quiet():
+        mlx_lm_convert(str(source), mlx_path=str(new))
+    return folder
+
+
+def _pattern(recipe: Recipe) -> tuple[int, list[str]]:
+    """Return (interval, layer types): mlx-lm reads the one, transformers the other."""
+    count = recipe.text_config["num_hidden_layers"]
+    given = recipe.text_config.get("layer_types")
+    default = 4
+    if given is not None:
+        default = given.index(FULL) + 1 if FULL in given else count + 1
+    interval = recipe.text_config.get("full_attention_interval", default)
+    layer_types = [LINEAR if (i + 1) % interval else FULL for i in range(count)]
+    if given is not None and list(given) != layer_types:
+        raise InputError(
+            f"{recipe.name}: layer_types {list(given)} is not every {interval}th layer full, which "
+            "is all that mlx-lm can express. Drop layer_types and give full_attention_interval."
+        )
+    return interval, layer_types
+
+
+def _draw(recipe: Recipe, name: str, shape: tuple[int, ...]) -> Any:
+    """Return the float32 values of one parameter, with the spread its kind has in real models."""
+    import torch
+
+    seed = hashlib.sha256(f"{recipe.seed}:{name}".encode()).digest()[:8]
+    generator = torch.Generator().manual_seed(int.from_bytes(seed, "little") >> 1)
+
+    def normal(std: float) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * std
+
+    def uniform(low: float, high: float) -> torch.Tensor:
+        return torch.rand(shape, generator=generator) * (high - low) + low
+
+    if ".visual." in name:
+        return normal(0.02)
+    if name.endswith(".A_log"):
+        return uniform(0.5, 8.0).log()
+    if name.endswith(".dt_bias"):
+        step = uniform(math.log(1e-3), math.log(1e-1)).exp()
+        return step.expm1().log() + normal(0.1)  # inverse softplus: decays over many time scales
+    if name.endswith(".linear_attn.norm.weight"):
+        return 1 + normal(0.1)
+    if name.endswith(_ZERO_CENTRED):
+        return normal(0.2)
+    if name.endswith(".conv1d.weight"):
+        return normal(0.5)
+    if name.endswith(".embed_tokens.weight"):
+        return normal(0.7)
+    if len(shape) != 2:
+        raise RuntimeError(f"{name} {shape}: transformers has a parameter this does not know")
+    value = normal(shape[1] ** -0.5)
+    if name.endswith(".in_proj_qkv.weight"):
+        text = recipe.text_config
+        value[: 2 * text["linear_num_key_heads"] * text["linear_key_head_dim"]] *= recipe.qk_scale
+    return value
+
+
+def _save_tokenizer(vocab_size: int, folder: Path) -> None:
+    """Save a tokenizer of one word an id: mlx-lm converts nothing without a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {f"w{i}": i for i in range(vocab_size)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+
+
+def _patch_config(path: Path, layer_types: list[str], interval: int) -> None:
+    """Write both forms of the layer pattern: transformers drops the interval, mlx-lm needs it."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["text_config"] |= {"layer_types": layer_types, "full_attention_interval": interval}
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(new, path)
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a path to be made into a folder; it becomes `folder` if nothing is raised."""
+    if folder.exists() or folder.is_symlink():
+        raise InputError(f"{folder}: already exists. Choose another folder, or remove this one.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield place / folder.name
+        os.rename(place / folder.name, folder)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

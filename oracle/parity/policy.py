@@ -1,0 +1,116 @@
+"""Policies: what a candidate must meet against an oracle, for each kind of tap."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from parity.taps import LAYER_TAPS, all_taps
+from qwen35.errors import InputError
+
+SCHEMA = 1
+DEFAULT = Path(__file__).with_name("policy.toml")
+Require = Literal["identical", "ulp", "arbitrated"]
+_KINDS = {tap.kind for _, tap in all_taps(tuple(LAYER_TAPS))} | {"*"}
+
+
+class PolicyError(InputError):
+    """A policy file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What taps of these kinds must meet.
+
+    `identical`: the same dtype and bits. `ulp`: the same dtype and at most `ulp` floats apart.
+    `arbitrated`: an error against float64 of at most `factor` times the oracle's own (or the
+    unavoidable rounding to the dtype, where that is larger); dtypes may differ.
+    """
+
+    kinds: tuple[str, ...]
+    require: Require
+    reason: str
+    factor: float | None = None
+    ulp: int | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The rules for one candidate, oracle and dtype, and how the candidate's layers are fed."""
+
+    feed: Literal["free", "layer"]
+    rules: tuple[Rule, ...]
+
+    @property
+    def arbitrated(self) -> bool:
+        """Whether any rule needs the float64 truth."""
+        return any(rule.require == "arbitrated" for rule in self.rules)
+
+    def rule(self, kind: str) -> Rule:
+        """Return the first rule for taps of this kind."""
+        return next(r for r in self.rules if kind in r.kinds or "*" in r.kinds)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All pairs of a policy file."""
+
+    source: str
+    pairs: tuple[tuple[frozenset[str], frozenset[str], frozenset[str], Pair], ...]
+
+    def pair(self, candidate: str, oracle: str, dtype: str) -> Pair | None:
+        """Return the first pair that fits, or None where the policy says nothing."""
+        for candidates, oracles, dtypes, pair in self.pairs:
+            if candidate in candidates and oracle in oracles and dtype in dtypes:
+                return pair
+        return None
+
+
+def load(path: str | Path = DEFAULT) -> Policy:
+    """Read a policy file. Raises PolicyError naming the file, the place and the remedy."""
+    try:
+        value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PolicyError(f"{path}: cannot be read ({error}). Give a TOML policy file.") from None
+    if value.get("schema") != SCHEMA:
+        raise PolicyError(
+            f"{path}: schema is {value.get('schema')!r}. This version reads {SCHEMA}."
+        )
+    try:
+        pairs = tuple(_pair(entry) for entry in value["pair"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise PolicyError(f"{path}: {error}. Compare with the policy.toml shipped here.") from None
+    return Policy(str(path), pairs)
+
+
+def _pair(
+    entry: dict[str, Any],
+) -> tuple[frozenset[str], frozenset[str], frozenset[str], Pair]:
+    if entry["feed"] not in ("free", "layer"):
+        raise ValueError(f"feed is {entry['feed']!r}, not free or layer")
+    rules = tuple(_rule(rule) for rule in entry["rule"])
+    if uncovered := _KINDS - {"*"} - {kind for rule in rules for kind in rule.kinds}:
+        if not any("*" in rule.kinds for rule in rules):
+            raise ValueError(f"no rule for taps of kind {', '.join(sorted(uncovered))}")
+    names = (frozenset(entry[key]) for key in ("candidate", "oracle", "dtypes"))
+    return (*names, Pair(entry["feed"], rules))  # type: ignore[return-value]
+
+
+def _rule(entry: dict[str, Any]) -> Rule:
+    rule = Rule(**{**entry, "kinds": tuple(entry["kinds"])})
+    if unknown := set(rule.kinds) - _KINDS:
+        raise ValueError(f"unknown kinds {', '.join(sorted(unknown))}")
+    if not isinstance(rule.reason, str) or not rule.reason.strip():
+        raise ValueError(f"the rule for {', '.join(rule.kinds)} gives no reason")
+    limits = {
+        "identical": rule.factor is None and rule.ulp is None,
+        "ulp": type(rule.ulp) is int and rule.ulp >= 0 and rule.factor is None,
+        "arbitrated": isinstance(rule.factor, float) and rule.factor >= 1.0 and rule.ulp is None,
+    }
+    if not limits.get(rule.require, False):
+        raise ValueError(
+            f"the rule for {', '.join(rule.kinds)} requires {rule.require!r} with factor "
+            f"{rule.factor!r} and ulp {rule.ulp!r}; due is identical alone, ulp with a whole "
+            "number, or arbitrated with a factor of 1.0 or more"
+        )
+    return rule

@@ -1,0 +1,194 @@
+"""Running cases: a candidate and its oracles on the same programs, judged under a policy."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwen35.config import parse_config
+
+from parity.compare import Comparison, compare
+from parity.policy import Pair, Policy
+from parity.program import Program
+from parity.reference import ReferenceRunner
+from parity.runners.base import Runner
+from parity.runners.registry import open_runner, why_not
+from parity.trace import Feed, Trace, feed_from
+from qwen35.errors import InputError
+from qwen35.headers import Checkpoint
+
+
+@dataclass(frozen=True)
+class Target:
+    """One checkpoint in one dtype, and the programs to run on it."""
+
+    label: str
+    checkpoint: Checkpoint
+    generation: str
+    dtype: str
+    programs: dict[str, Program]
+    repeat: str
+    """The command that runs this checkpoint again, with `{program}` where its name goes."""
+
+
+@dataclass
+class PairResult:
+    """What one oracle said of one case; `not_compared` gives the reason where nothing was."""
+
+    feed: str | None = None
+    comparisons: list[Comparison] = field(default_factory=list)
+    not_compared: str | None = None
+
+
+@dataclass
+class CaseResult:
+    """One program on one target."""
+
+    name: str
+    target: Target
+    program_name: str
+    program: Program
+    layer_types: tuple[str, ...]
+    pairs: dict[str, PairResult] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether any comparison failed."""
+        return any(c.failed for pair in self.pairs.values() for c in pair.comparisons)
+
+
+@dataclass
+class RunResult:
+    """All cases of a run and the environments the runners reported."""
+
+    candidate: str
+    oracles: tuple[str, ...]
+    cases: list[CaseResult] = field(default_factory=list)
+    info: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+OnCase = Callable[[str], None]
+"""Called with a case's name after each oracle's judgement of it, for progress."""
+
+
+def run(
+    targets: Iterable[Target],
+    candidate: str,
+    oracles: Sequence[str],
+    policy: Policy,
+    fail_fast: bool = False,
+    on_case: OnCase = lambda name: None,
+) -> RunResult:
+    """Run every program of every target.
+
+    Raises InputError for a candidate or oracle that is unknown or asked for twice, and whatever a
+    runner raises that cannot load its checkpoint.
+    """
+    if candidate in oracles or len(set(oracles)) != len(oracles):
+        raise InputError(
+            f"--oracle {', '.join(oracles)} with --candidate {candidate}: each runner may appear "
+            "once. Name oracles other than the candidate."
+        )
+    started = time.perf_counter()
+    result = RunResult(candidate, tuple(oracles))
+    for target in targets:
+        result.cases += _run_target(target, result, policy, on_case)
+        if fail_fast and any(case.failed for case in result.cases):
+            break
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def _run_target(
+    target: Target, result: RunResult, policy: Policy, on_case: OnCase
+) -> list[CaseResult]:
+    config = parse_config(target.checkpoint.config, target.checkpoint.path)
+    cases = [
+        CaseResult(
+            f"{target.label}/{target.generation}/{target.dtype}/{name}",
+            target,
+            name,
+            program,
+            config.layer_types,
+        )
+        for name, program in target.programs.items()
+    ]
+    for case in cases:
+        case.program.check_vocabulary(config.vocab_size)
+    judged = _Judged(target, result)
+    for oracle in result.oracles:
+        pair = policy.pair(result.candidate, oracle, target.dtype)
+        comparable = []
+        for case in cases:
+            reason = _reason(case, result.candidate, oracle, pair, policy, config.model_type)
+            case.pairs[oracle] = PairResult(pair.feed if pair else None, not_compared=reason)
+            if reason is None:
+                comparable.append(case)
+            else:
+                on_case(case.name)
+        if comparable and pair is not None:
+            runner = judged.open(oracle)
+            for case in comparable:
+                case.pairs[oracle].comparisons = judged.judge(case, runner, pair)
+                on_case(case.name)
+            del runner  # one oracle's weights at a time
+    return cases
+
+
+def _reason(
+    case: CaseResult,
+    candidate: str,
+    oracle: str,
+    pair: Pair | None,
+    policy: Policy,
+    model_type: str,
+) -> str | None:
+    target = case.target
+    for name in (candidate, oracle):
+        reason = why_not(name, case.program, target.dtype, target.generation, model_type)
+        if reason is not None:
+            return reason
+    if pair is None:
+        return f"{policy.source} has no rule for {candidate} against {oracle} in {target.dtype}"
+    return None
+
+
+class _Judged:
+    """The candidate and the arbiter of one target, loaded once and run once a program and feed."""
+
+    def __init__(self, target: Target, result: RunResult) -> None:
+        self._target, self._result = target, result
+        self._candidate: Runner | None = None
+        self._reference: ReferenceRunner | None = None
+        self._free: dict[tuple[str, str], Trace] = {}
+
+    def open(self, name: str) -> Runner:
+        return open_runner(name, self._target.checkpoint, self._target.dtype)
+
+    def judge(self, case: CaseResult, oracle: Runner, pair: Pair) -> list[Comparison]:
+        theirs = self._run(oracle, case.program)
+        feed = feed_from(theirs) if pair.feed == "layer" else None
+        if self._candidate is None:
+            self._candidate = self.open(self._result.candidate)
+        ours = self._once(self._candidate, case, feed)
+        truth = None
+        if pair.arbitrated:
+            if self._reference is None:
+                self._reference = ReferenceRunner(self._target.checkpoint.path, self._target.dtype)
+            truth = self._once(self._reference, case, feed)
+        forwards = len(case.program.forwards())
+        return compare(ours, theirs, pair, case.layer_types, forwards, truth)
+
+    def _once(self, runner: Runner, case: CaseResult, feed: Feed | None) -> Trace:
+        if feed is not None:
+            return self._run(runner, case.program, feed)
+        key = (runner.name, case.program_name)
+        if key not in self._free:
+            self._free[key] = self._run(runner, case.program)
+        return self._free[key]
+
+    def _run(self, runner: Runner, program: Program, feed: Feed | None = None) -> Trace:
+        trace = runner.run(program, feed)
+        self._result.info.setdefault(trace.runner, trace.info)
+        return trace

@@ -1,0 +1,50 @@
+"""Profiles, shape checking, and the small checkpoints that tests share."""
+
+import os
+import secrets
+
+import hypothesis
+import pytest
+from jaxtyping import install_import_hook
+
+# Shapes in the signatures are checked while testing, and only then.
+hook = install_import_hook(["qwen35"], "beartype.beartype")
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=500, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw a fresh seed for the nightly profile, so that a red night can be run again."""
+    if config.getoption("--hypothesis-profile", None) == "nightly" and (
+        config.getoption("--hypothesis-seed", None) is None
+    ):
+        config.option.hypothesis_seed = str(secrets.randbits(32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say with which profile and seed properties are drawn."""
+    profile = config.getoption("--hypothesis-profile", None) or (
+        "ci" if os.environ.get("CI") else "default"
+    )
+    return f"properties: profile {profile}, seed {config.getoption('--hypothesis-seed', None)}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect (and so report) nightly tests unless they are asked for with -m."""
+    if config.getoption("-m"):
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly")]
+    if nightly:
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """The suite's small checkpoints, each exported when first asked for."""
+    from checkpoints import Checkpoints
+
+    return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
