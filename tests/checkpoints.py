@@ -17,7 +17,9 @@ class Checkpoints:
         self.folder = folder
         self.path = cache(self._make)
 
-    def _make(self, label: str, dtype: str, generation: str = "transformers", seed: int = 0) -> Path:
+    def _make(
+        self, label: str, dtype: str, generation: str = "transformers", seed: int = 0
+    ) -> Path:
         plan = suite.CHECKPOINTS[label]
         target = self.folder / f"{label}-{dtype}-{generation}-{seed}"
         if generation == "mlx-lm":
@@ -42,8 +44,6 @@ class Checkpoints:
         """Run one case and return the result as JSON values."""
         return to_json(self.run(*case, oracles=oracles, **options), "parity run", 0)
 
-    def run(
-        self, *case: str, oracles: tuple[str, ...] = ("mlx-lm",), **options: str
-    ) -> RunResult:
+    def run(self, *case: str, oracles: tuple[str, ...] = ("mlx-lm",), **options: str) -> RunResult:
         """Run one case."""
         return run([self.target(*case, **options)], "impl", oracles, policy.load())

@@ -9,7 +9,7 @@ class CheckpointError(InputError):
     """A checkpoint that cannot be used; the message begins with the file it speaks of."""
 
     def __init__(self, path: object, problem: str, remedy: str):
-        super().__init__(f"{path}: {problem}. {remedy}")
+        super().__init__(f"{path}: {problem}. {remedy}.")
 
 
 class CannotRunError(Exception):

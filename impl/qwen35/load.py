@@ -23,7 +23,10 @@ def plan_of(checkpoint: Checkpoint, semantics: Semantics) -> Plan:
     """
     config = parse_config(checkpoint.config, checkpoint.path)
     shapes = {name: header.shape for name, header in checkpoint.tensors.items()}
-    plan = make_plan(shapes, config.tie_word_embeddings, semantics.shift_rule)
+    try:
+        plan = make_plan(shapes, config.tie_word_embeddings, semantics.shift_rule)
+    except ValueError as error:
+        raise CheckpointError(checkpoint.path, str(error), "Remove one of the two") from None
     check(plan, checkpoint, config)
     return plan
 
@@ -55,7 +58,7 @@ def _load(file: Path) -> dict[str, mx.array]:
         return mx.load(str(file))
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(
-            file, f"MLX cannot load it ({error})", "Fetch the file again."
+            file, f"MLX cannot load it ({error})", "Fetch the file again"
         ) from None
 
 
@@ -85,5 +88,5 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
         if name.endswith("embed_tokens.weight") and header.dtype in names:
             return names[header.dtype]
     raise CheckpointError(
-        checkpoint.path, "no float embed_tokens.weight", "Give a checkpoint that is not quantized."
+        checkpoint.path, "no float embed_tokens.weight", "Give a checkpoint that is not quantized"
     )

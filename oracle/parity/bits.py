@@ -28,7 +28,7 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def same_bits_and_finite(a: np.ndarray, b: np.ndarray) -> tuple[bool, bool]:
-    """Return (all bit patterns equal, no infinity or NaN in either); dtypes and shapes are equal."""
+    """Return (all bits equal, no infinity or NaN in either) for equal dtypes and shapes."""
     left, right = words(a), words(b)
     exponent = _EXPONENT.get(a.dtype)
     mask = None if exponent is None else left.dtype.type(exponent)

@@ -140,10 +140,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
 
 def _user_target(options: argparse.Namespace) -> "Target":
-    from qwen35.config import parse_config
-
     from parity import program, suite
     from parity.run import Target
+    from qwen35.config import parse_config
     from qwen35.headers import open_checkpoint
     from qwen35.load import plan_of, stored_dtype
     from qwen35.semantics import Semantics

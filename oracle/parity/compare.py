@@ -15,6 +15,7 @@ from parity.bits import (
     same_bits_and_finite,
     square_sums,
     ulp_distances,
+    words,
 )
 from parity.policy import Pair, Rule
 from parity.taps import Tap, inputs, order, split
@@ -85,7 +86,7 @@ def compare(
                     assert truth is not None
                     assert oracle_errors is not None
                     exact = truth.tensors[forward, name]
-                    found = _arbitrate(a, b, exact, rule, oracle_errors.pooled(name, tap))
+                    found = _arbitrate(a, b, exact, rule, oracle_errors.pooled(name))
                 else:
                     found = _bitwise(a, b, rule)
             item = Comparison(
@@ -186,7 +187,7 @@ class _OracleErrors:
     def _key(self, name: str) -> str:
         return split(name)[1] if self._over_layers else name
 
-    def pooled(self, name: str, tap: Tap) -> float:
+    def pooled(self, name: str) -> float:
         return self._errors.get(self._key(name), 0.0)
 
 
@@ -198,7 +199,7 @@ def _nonfinite(a: np.ndarray, b: np.ndarray) -> str:
 def _first_difference(a: np.ndarray, b: np.ndarray) -> str:
     if a.dtype == b.dtype:
         # NaN is unequal to itself and −0 equal to +0, so the search is over bit patterns.
-        at = np.flatnonzero(_flat_bits(a) != _flat_bits(b))
+        at = np.flatnonzero(words(a) != words(b))
     else:
         at = np.flatnonzero(a.astype(np.float64).ravel() != b.astype(np.float64).ravel())
     index = [int(i) for i in np.unravel_index(at[0], a.shape)]
@@ -207,12 +208,6 @@ def _first_difference(a: np.ndarray, b: np.ndarray) -> str:
         f"first at {index}: {float(a[place])!r}, due {float(b[place])!r}; "
         f"{at.size} of {a.size} elements differ"
     )
-
-
-def _flat_bits(value: np.ndarray) -> np.ndarray:
-    from parity.bits import words
-
-    return words(value)
 
 
 def _attributed(
@@ -245,7 +240,7 @@ def _unknown(
     candidate: Trace, oracle: Trace, taps: dict[str, tuple[int, Tap]], forwards: int
 ) -> Iterator[Comparison]:
     for trace in (candidate, oracle):
-        for forward, name in trace.keys():
+        for forward, name in trace.tensors:
             if name not in taps or not 0 <= forward < forwards:
                 detail = (
                     f"{trace.runner} recorded a tensor that is no tap of this model and program"

@@ -89,9 +89,9 @@ def _pair(
     if entry["feed"] not in ("free", "layer"):
         raise ValueError(f"feed is {entry['feed']!r}, not free or layer")
     rules = tuple(_rule(rule) for rule in entry["rule"])
-    if uncovered := _KINDS - {"*"} - {kind for rule in rules for kind in rule.kinds}:
-        if not any("*" in rule.kinds for rule in rules):
-            raise ValueError(f"no rule for taps of kind {', '.join(sorted(uncovered))}")
+    kinds = {kind for rule in rules for kind in rule.kinds}
+    if "*" not in kinds and (uncovered := _KINDS - {"*"} - kinds):
+        raise ValueError(f"no rule for taps of kind {', '.join(sorted(uncovered))}")
     names = (frozenset(entry[key]) for key in ("candidate", "oracle", "dtypes"))
     return (*names, Pair(entry["feed"], rules))  # type: ignore[return-value]
 

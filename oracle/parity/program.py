@@ -154,7 +154,7 @@ def load(path: str | Path) -> Program:
 
 
 def build(ids: Sequence[Sequence[int]], decode: int = 0, chunk: int | None = None) -> Program:
-    """Build a program from rows of ids: a prefill of all but the last `decode` tokens, then those."""
+    """Return a program that prefills all but the last `decode` tokens a row and decodes those."""
     rows = np.asarray(ids, dtype=np.int64)
     cut = rows.shape[1] - decode
     steps = [Step("prefill", rows[:, :cut], chunk)]

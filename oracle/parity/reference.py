@@ -1,15 +1,15 @@
 """The truth: Qwen3.5's text model in plain NumPy float64, in one file, to be read and ported from.
 
-It reads the checkpoint itself and shares nothing with the implementation it judges. Section
-numbers are those of the model's description in docs ("The model, exactly"); symbols and layouts
-are those of parity.taps: B rows, S new tokens, T tokens in the cache, H hidden, C convolution
-channels, K taps of the convolution, Hk/Hv linear heads of Dk/Dv, Hq/Hkv attention heads of D.
+It reads the checkpoint itself and shares nothing with the implementation it judges. Symbols and
+layouts are those of parity.taps: B rows, S new tokens, T tokens in the cache, H hidden, K taps of
+the convolution on C channels, Hk/Hv linear heads of Dk/Dv, Hq/Hkv attention heads of D.
 """
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,31 +18,13 @@ from safetensors import safe_open
 from parity.taps import FULL, LINEAR
 from parity.trace import Feed, Trace
 
-_DTYPES = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
-_QK_EPS = 1e-6
-# The gains a transformers checkpoint stores as γ − 1; linear_attn.norm is γ in both generations.
-_ZERO_CENTRED = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
-
-Weights = Callable[[str], np.ndarray]
-"""A tensor's name within its layer -> its values."""
-Put = Callable[[str, np.ndarray], np.ndarray]
-"""(name of a tap within its layer, its value) -> that value, recorded."""
+Config = dict[str, Any]
 Cache = dict[str, np.ndarray]
 """One layer's state between forwards. Arrays are replaced, never written to."""
 
-
-class Forwards(Protocol):
-    """What the reference asks of a program (parity.program.Program, which imports qwen35)."""
-
-    def forwards(self) -> list[tuple[int, str, np.ndarray]]:
-        """Return (step, op, ids [B, S]) for each forward."""
-
-    def check_vocabulary(self, size: int) -> None:
-        """Raise for an id outside [0, size)."""
+_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# The gains that transformers stores as γ − 1. linear_attn.norm is γ in both generations.
+_ZERO_CENTRED = ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
 
 
 class ReferenceRunner:
@@ -59,147 +41,145 @@ class ReferenceRunner:
         self.config = read_config(Path(path))
         self.layer_types: tuple[str, ...] = self.config["layer_types"]
         self.weights = read_weights(Path(path), dtype)
-        if self.config["tie_word_embeddings"]:
-            self.weights["lm_head.weight"] = self.weights["embed_tokens.weight"]
 
+    # A program is a parity.program.Program, unnamed here because that module imports qwen35.
     def run(
-        self, program: Forwards, feed: Feed | None = None, on_forward: Callable[[], None] = int
+        self, program: Any, feed: Feed | None = None, on_forward: Callable = lambda: None
     ) -> Trace:
-        """See Runner. `on_forward` is called after each forward, for progress."""
+        """See parity.runners.base.Runner. `on_forward` is called after each forward."""
+        config, layers = self.config, len(self.layer_types)
         info = {"numpy": np.__version__, "dtype": "float64", "weights": self.dtype}
         trace = Trace(self.name, self.layer_types, info)
-        program.check_vocabulary(len(self._of("")("embed_tokens.weight")))
+        program.check_vocabulary(config["vocab_size"])
         caches: list[Cache] = [{} for _ in self.layer_types]
         for forward, (_, _, ids) in enumerate(program.forwards()):
-            self._forward(trace, forward, ids, caches, feed)
+            model = Part("", self.weights, {}, trace, forward)
+            x = model.put("embed_tokens", model["embed_tokens.weight"][ids])
+            for i, kind in enumerate(self.layer_types):
+                x = x if feed is None else feed(forward, i).astype(np.float64)
+                part = Part(f"layers.{i}.", self.weights, caches[i], trace, forward)
+                x = block(part, config, linear_attention if kind == LINEAR else full_attention, x)
+            x = x if feed is None else feed(forward, layers).astype(np.float64)
+            x = model.put("norm", rms_norm(x, model["norm.weight"], config["rms_norm_eps"]))
+            head = "embed_tokens" if config["tie_word_embeddings"] else "lm_head"
+            model.put("logits", model.linear(head, x))
             on_forward()
         return trace
 
-    def _forward(
-        self, trace: Trace, forward: int, ids: np.ndarray, caches: list[Cache], feed: Feed | None
-    ) -> None:
-        eps = self.config["rms_norm_eps"]
 
-        def putter(prefix: str) -> Put:
-            def put(name: str, value: np.ndarray) -> np.ndarray:
-                value = np.ascontiguousarray(value)
-                trace.add(forward, prefix + name, value)
-                return value
+@dataclass
+class Part:
+    """A layer during one forward: its weights, its cache, and where its taps are recorded."""
 
-            return put
+    prefix: str
+    weights: dict[str, np.ndarray]
+    cache: Cache
+    trace: Trace
+    forward: int
 
-        def entering(layer: int, stream: np.ndarray) -> np.ndarray:
-            return stream if feed is None else feed(forward, layer).astype(np.float64)
+    def __getitem__(self, name: str) -> np.ndarray:
+        if (full := self.prefix + name) not in self.weights:
+            raise ValueError(f"the checkpoint has no {full}. See what it has: parity inspect MODEL")
+        return self.weights[full]
 
-        w, put = self._of(""), putter("")
-        x = put("embed_tokens", w("embed_tokens.weight")[ids])
-        for layer, kind in enumerate(self.layer_types):
-            mixer = linear_attention if kind == LINEAR else full_attention
-            x = entering(layer, x)
-            prefix = f"layers.{layer}."
-            x = block(mixer, self.config, self._of(prefix), x, caches[layer], putter(prefix))
-        x = entering(len(self.layer_types), x)
-        x = put("norm", rms_norm(x, w("norm.weight"), eps))
-        put("logits", x @ w("lm_head.weight").T)
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        """x Wᵀ, with W [outputs, inputs]."""
+        return x @ self[name + ".weight"].T
 
-    def _of(self, prefix: str) -> Weights:
-        def weight(name: str) -> np.ndarray:
-            if prefix + name not in self.weights:
-                raise ValueError(
-                    f"the checkpoint has no tensor {prefix + name} (under any of the known "
-                    "prefixes). See what it has: parity inspect MODEL."
-                )
-            return self.weights[prefix + name]
-
-        return weight
+    def put(self, tap: str, value: np.ndarray) -> np.ndarray:
+        """Record the value of a tap and return it."""
+        value = np.ascontiguousarray(value)
+        self.trace.add(self.forward, self.prefix + tap, value)
+        return value
 
 
-def block(mixer: Callable, config: dict, w: Weights, x: np.ndarray, cache: Cache, put: Put):
-    """Return the residual stream [B, S, H] after one layer: mixer, then SwiGLU (section 6)."""
-    eps = config["rms_norm_eps"]
-    normed = put("input_layernorm", rms_norm(x, w("input_layernorm.weight"), eps))
-    x = put("residual", x + mixer(config, w, normed, cache, put))
-    gain = w("post_attention_layernorm.weight")
+def block(part: Part, config: Config, mixer: Callable, x: np.ndarray) -> np.ndarray:
+    """One layer on the residual stream [B, S, H]: x + mixer(norm(x)), then x + SwiGLU(norm(x))."""
+    put, eps = part.put, config["rms_norm_eps"]
+    normed = put("input_layernorm", rms_norm(x, part["input_layernorm.weight"], eps))
+    x = put("residual", x + mixer(part, config, normed))
+    gain = part["post_attention_layernorm.weight"]
     normed = put("post_attention_layernorm", rms_norm(x, gain, eps))
-    gate = put("mlp.gate", normed @ w("mlp.gate_proj.weight").T)
-    up = put("mlp.up", normed @ w("mlp.up_proj.weight").T)
+    gate = put("mlp.gate", part.linear("mlp.gate_proj", normed))
+    up = put("mlp.up", part.linear("mlp.up_proj", normed))
     act = put("mlp.act", silu(gate) * up)
-    return put("output", x + put("mlp.out", act @ w("mlp.down_proj.weight").T))
+    return put("output", x + put("mlp.out", part.linear("mlp.down_proj", act)))
 
 
-def linear_attention(config: dict, w: Weights, x: np.ndarray, cache: Cache, put: Put) -> np.ndarray:
-    """Gated DeltaNet (section 2): normed input [B, S, H] -> [B, S, H]."""
+def linear_attention(part: Part, config: Config, x: np.ndarray) -> np.ndarray:
+    """Gated DeltaNet (Yang, Kautz, Hatamizadeh 2024): normed input [B, S, H] -> [B, S, H]."""
+    put, linear, cache = part.put, part.linear, part.cache
     B, S, _ = x.shape
     Hk, Dk = config["linear_num_key_heads"], config["linear_key_head_dim"]
     Hv, Dv = config["linear_num_value_heads"], config["linear_value_head_dim"]
-    K = config["linear_conv_kernel_dim"]
+    conv_weight = part["linear_attn.conv1d.weight"]
+    C, K = conv_weight.shape
 
-    qkv = put("linear_attn.qkv", x @ w("linear_attn.in_proj_qkv.weight").T)
-    z = put("linear_attn.z", (x @ w("linear_attn.in_proj_z.weight").T).reshape(B, S, Hv, Dv))
-    b = put("linear_attn.b", x @ w("linear_attn.in_proj_b.weight").T)
-    a = put("linear_attn.a", x @ w("linear_attn.in_proj_a.weight").T)
+    qkv = put("linear_attn.qkv", linear("linear_attn.in_proj_qkv", x))
+    z = put("linear_attn.z", linear("linear_attn.in_proj_z", x).reshape(B, S, Hv, Dv))
+    b = put("linear_attn.b", linear("linear_attn.in_proj_b", x))
+    a = put("linear_attn.a", linear("linear_attn.in_proj_a", x))
 
     # The convolution sees the K-1 inputs before the new ones: zeros at the start.
-    window = np.concatenate([cache.get("conv_tail", np.zeros((B, K - 1, qkv.shape[2]))), qkv], 1)
+    window = np.concatenate([cache.get("conv_tail", np.zeros((B, K - 1, C))), qkv], axis=1)
     cache["conv_tail"] = put("linear_attn.conv_tail", window[:, S:])
-    conv = put("linear_attn.conv_out", silu(causal_conv(window, w("linear_attn.conv1d.weight"))))
+    conv = put("linear_attn.conv_out", silu(causal_conv(window, conv_weight)))
     q, k, v = np.split(conv, [Hk * Dk, 2 * Hk * Dk], axis=2)
     q = put("linear_attn.q", l2_norm(q.reshape(B, S, Hk, Dk)) * Dk**-0.5)
     k = put("linear_attn.k", l2_norm(k.reshape(B, S, Hk, Dk)))
     v = put("linear_attn.v", v.reshape(B, S, Hv, Dv))
     beta = put("linear_attn.beta", sigmoid(b))
-    rate = np.exp(w("linear_attn.A_log"))
-    g = put("linear_attn.g", np.exp(-rate * softplus(a + w("linear_attn.dt_bias"))))
+    softplus = np.logaddexp(0.0, a + part["linear_attn.dt_bias"])
+    g = put("linear_attn.g", np.exp(-np.exp(part["linear_attn.A_log"]) * softplus))
 
-    state = cache.get("recurrent_state", np.zeros((B, Hv, Dv, Dk)))
     q, k = repeat_heads(q, Hv // Hk, axis=2), repeat_heads(k, Hv // Hk, axis=2)
+    state = cache.get("recurrent_state", np.zeros((B, Hv, Dv, Dk)))
     y, state = gated_delta_rule(q, k, v, g, beta, state)
-    y = put("linear_attn.y", y)
+    put("linear_attn.y", y)
     cache["recurrent_state"] = put("linear_attn.recurrent_state", state)
-    normed = rms_norm(y, w("linear_attn.norm.weight"), config["rms_norm_eps"])
+    normed = rms_norm(y, part["linear_attn.norm.weight"], config["rms_norm_eps"])
     normed = put("linear_attn.norm", normed * silu(z))
-    return put("linear_attn.out", normed.reshape(B, S, -1) @ w("linear_attn.out_proj.weight").T)
+    return put("linear_attn.out", linear("linear_attn.out_proj", normed.reshape(B, S, -1)))
 
 
-def full_attention(config: dict, w: Weights, x: np.ndarray, cache: Cache, put: Put) -> np.ndarray:
-    """Gated grouped-query attention (section 5): normed input [B, S, H] -> [B, S, H]."""
+def full_attention(part: Part, config: Config, x: np.ndarray) -> np.ndarray:
+    """Gated grouped-query causal attention: normed input [B, S, H] -> [B, S, H]."""
+    put, linear, cache = part.put, part.linear, part.cache
     B, S, _ = x.shape
     Hq, Hkv, D = (config[n] for n in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    eps, rotary_dim = config["rms_norm_eps"], config["rotary_dim"]
+    eps, turning = config["rms_norm_eps"], (config["rope_theta"], config["rotary_dim"])
 
     # Each head's 2·D outputs are its query, then its gate.
-    both = (x @ w("self_attn.q_proj.weight").T).reshape(B, S, Hq, 2 * D)
+    both = linear("self_attn.q_proj", x).reshape(B, S, Hq, 2 * D)
     q = put("self_attn.q_proj", both[..., :D])
     gate = put("self_attn.gate", both[..., D:].reshape(B, S, Hq * D))
-    k = put("self_attn.k_proj", (x @ w("self_attn.k_proj.weight").T).reshape(B, S, Hkv, D))
-    v = put("self_attn.v", (x @ w("self_attn.v_proj.weight").T).reshape(B, S, Hkv, D))
-    q = put("self_attn.q_norm", rms_norm(q, w("self_attn.q_norm.weight"), eps)).swapaxes(1, 2)
-    k = put("self_attn.k_norm", rms_norm(k, w("self_attn.k_norm.weight"), eps)).swapaxes(1, 2)
+    k = put("self_attn.k_proj", linear("self_attn.k_proj", x).reshape(B, S, Hkv, D))
+    v = put("self_attn.v", linear("self_attn.v_proj", x).reshape(B, S, Hkv, D))
+    q = put("self_attn.q_norm", rms_norm(q, part["self_attn.q_norm.weight"], eps))
+    k = put("self_attn.k_norm", rms_norm(k, part["self_attn.k_norm.weight"], eps))
 
-    old_keys = cache.get("keys", np.zeros((B, Hkv, 0, D)))
-    old_values = cache.get("values", np.zeros((B, Hkv, 0, D)))
-    seen = old_keys.shape[2]
-    positions = np.arange(seen, seen + S)
-    q = put("self_attn.q_rope", rope(q, positions, config["rope_theta"], rotary_dim))
-    k = put("self_attn.k_rope", rope(k, positions, config["rope_theta"], rotary_dim))
-    put("self_attn.offset", np.full(B, seen + S, np.int32))
+    none = np.zeros((B, Hkv, 0, D))
+    old_keys, old_values = cache.get("keys", none), cache.get("values", none)
+    T = old_keys.shape[2] + S
+    positions = np.arange(T - S, T)
+    q = put("self_attn.q_rope", rope(q.swapaxes(1, 2), positions, *turning))
+    k = put("self_attn.k_rope", rope(k.swapaxes(1, 2), positions, *turning))
+    put("self_attn.offset", np.full(B, T, np.int32))
     cache["keys"] = put("self_attn.keys", np.concatenate([old_keys, k], 2))
     cache["values"] = put("self_attn.values", np.concatenate([old_values, v.swapaxes(1, 2)], 2))
 
-    keys = repeat_heads(cache["keys"], Hq // Hkv, axis=1)
-    values = repeat_heads(cache["values"], Hq // Hkv, axis=1)
+    keys, values = (repeat_heads(cache[n], Hq // Hkv, axis=1) for n in ("keys", "values"))
     scores = q @ keys.swapaxes(2, 3) * D**-0.5  # [B, Hq, S, T]
-    is_past = np.arange(seen + S) <= positions[:, None]
-    out = put("self_attn.attention", softmax(np.where(is_past, scores, -np.inf)) @ values)
-    out = out.swapaxes(1, 2).reshape(B, S, Hq * D)
-    out = put("self_attn.gated", out * sigmoid(gate))
-    return put("self_attn.out", out @ w("self_attn.o_proj.weight").T)
+    is_seen = np.arange(T) <= positions[:, None]
+    out = put("self_attn.attention", softmax(np.where(is_seen, scores, -np.inf)) @ values)
+    out = put("self_attn.gated", out.swapaxes(1, 2).reshape(B, S, Hq * D) * sigmoid(gate))
+    return put("self_attn.out", linear("self_attn.o_proj", out))
 
 
 def gated_delta_rule(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, g: np.ndarray, beta: np.ndarray, state: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Section 2, step 7, one token after the other.
+    """The recurrence, one token after the other (Yang, Kautz, Hatamizadeh 2024, equation 10).
 
     q and k [B, S, Hv, Dk] (heads already repeated), v [B, S, Hv, Dv], g and beta [B, S, Hv],
     state [B, Hv, Dv, Dk] -> y [B, S, Hv, Dv] and the new state.
@@ -215,14 +195,14 @@ def gated_delta_rule(
 
 
 def causal_conv(window: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Section 2, step 3: one filter a channel over [B, K-1+S, C], weight [C, K] -> [B, S, C]."""
-    K = weight.shape[1]
+    """One filter a channel, the last tap on the newest: [B, K-1+S, C], [C, K] -> [B, S, C]."""
+    C, K = weight.shape
     S = window.shape[1] - (K - 1)
-    return sum(window[:, j : j + S] * weight[:, j] for j in range(K))
+    return sum((window[:, j : j + S] * weight[:, j] for j in range(K)), np.zeros(C))
 
 
 def rope(x: np.ndarray, positions: np.ndarray, theta: float, rotary_dim: int) -> np.ndarray:
-    """Section 5: rotate the first `rotary_dim` of D in x [B, heads, S, D], positions [S].
+    """Rotate the first `rotary_dim` of D in x [B, heads, S, D] (Su et al. 2021); positions [S].
 
     Dimension i turns with i + rotary_dim/2 by the angle position · theta^(−2i/rotary_dim).
     """
@@ -244,12 +224,12 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
 
 
 def l2_norm(x: np.ndarray) -> np.ndarray:
-    """x / sqrt(sum(x²) + 1e-6), over the last axis (section 2, step 5): eps is in the *sum*."""
-    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + _QK_EPS)
+    """x / sqrt(sum(x²) + 1e-6), over the last axis: eps is added to the *sum*, not the mean."""
+    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + e^−x); an overflow of e^−x gives the right 0."""
+    """1 / (1 + e^−x); where e^−x overflows, 0 is right."""
     with np.errstate(over="ignore"):
         return 1.0 / (1.0 + np.exp(-x))
 
@@ -259,60 +239,49 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x * sigmoid(x)
 
 
-def softplus(x: np.ndarray) -> np.ndarray:
-    """log(1 + e^x), without overflow."""
-    return np.logaddexp(0.0, x)
-
-
 def softmax(x: np.ndarray) -> np.ndarray:
-    """Over the last axis; the maximum is taken out first."""
+    """e^x / sum(e^x) over the last axis, the maximum taken out first."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> Config:
     """Return the text model's config, nested or flat, with layer_types, rotary_dim, rope_theta."""
     outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
     config = {"tie_word_embeddings": outer.get("tie_word_embeddings", False)}
     config |= outer.get("text_config", outer)
-    if not config.get("layer_types"):
+    if not (kinds := config.get("layer_types")):
         every = config["full_attention_interval"]
         kinds = [LINEAR if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
-        config["layer_types"] = kinds
-    config["layer_types"] = tuple(config["layer_types"])
     rotary = config | (config.get("rope_parameters") or {})
     if (kind := rotary.get("rope_type", rotary.get("type", "default"))) != "default":
-        _refuse(path / "config.json", f"rope_type is {kind!r}", "Only 'default' is known here")
-    config["rope_theta"] = float(rotary["rope_theta"])
-    config["rotary_dim"] = int(config["head_dim"] * rotary["partial_rotary_factor"])
-    return config
+        raise ValueError(f"{path}: rope_type is {kind!r}. Only 'default' is known to the reference")
+    rotary_dim = int(config["head_dim"] * rotary["partial_rotary_factor"])
+    theta = float(rotary["rope_theta"])
+    return config | {"layer_types": tuple(kinds), "rotary_dim": rotary_dim, "rope_theta": theta}
 
 
 def read_weights(path: Path, dtype: str) -> dict[str, np.ndarray]:
-    """Return float64 weights under the trunk's own names, from either generation (section 1)."""
+    """Return float64 weights by the trunk's own names, conv1d as [C, K], every gain as γ."""
     weights: dict[str, np.ndarray] = {}
     is_transformers = False
     for file in sorted(path.glob("model*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:
             for stored in tensors.keys():  # noqa: SIM118 (no mapping: it has only keys())
-                name = trunk_name(stored)
-                if name is None:
+                if (name := trunk_name(stored)) is None:
                     continue
                 value = tensors.get_tensor(stored)
-                if value.dtype not in _DTYPES.values():
-                    _refuse(file, f"{stored} is {value.dtype}", "Give a model without quantization")
-                if not name.endswith(".A_log"):
-                    value = value.astype(_DTYPES[dtype])
-                if name.endswith("conv1d.weight"):  # [C, 1, K] by transformers, else [C, K, 1]
+                if value.dtype not in _DTYPES.values() or name in weights:
+                    why = "comes twice" if name in weights else f"is {value.dtype}"
+                    raise ValueError(f"{file}: {stored} {why}. Give a model without quantization")
+                if name.endswith(".conv1d.weight"):  # [C, 1, K] by transformers, else [C, K, 1]
                     is_transformers |= value.shape[2] != 1
                     value = value.reshape(len(value), -1)
-                if name in weights:
-                    _refuse(file, f"{stored} comes twice as {name}", "Remove one")
-                weights[name] = value.astype(np.float64)
-    if is_transformers:
-        for name in weights:
-            if name == "norm.weight" or name.split(".")[-2] in _ZERO_CENTRED:
-                weights[name] += 1.0
+                rounded = value if name.endswith(".A_log") else value.astype(_DTYPES[dtype])
+                weights[name] = rounded.astype(np.float64)
+    for name in weights if is_transformers else ():
+        if name == "norm.weight" or name.removesuffix(".weight").endswith(_ZERO_CENTRED):
+            weights[name] += 1.0
     return weights
 
 
@@ -324,7 +293,3 @@ def trunk_name(stored: str) -> str | None:
         if stored.startswith(prefix):
             return stored.removeprefix(prefix)
     return stored
-
-
-def _refuse(file: Path, problem: str, remedy: str) -> NoReturn:
-    raise ValueError(f"{file}: {problem}. {remedy}.")

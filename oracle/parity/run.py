@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qwen35.config import parse_config
-
 from parity.compare import Comparison, compare
 from parity.policy import Pair, Policy
 from parity.program import Program
@@ -14,6 +12,7 @@ from parity.reference import ReferenceRunner
 from parity.runners.base import Runner
 from parity.runners.registry import open_runner, why_not
 from parity.trace import Feed, Trace, feed_from
+from qwen35.config import parse_config
 from qwen35.errors import InputError
 from qwen35.headers import Checkpoint
 

@@ -3,7 +3,7 @@
 Arrays are NumPy (bfloat16 through ml_dtypes) and are never copied or converted on the way in.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,10 +31,6 @@ class Trace:
     def get(self, forward: int, tap: str) -> np.ndarray | None:
         """Return the tensor, or None where the runner did not record it."""
         return self.tensors.get((forward, tap))
-
-    def keys(self) -> Iterator[tuple[int, str]]:
-        """Yield (forward, tap) in the order recorded."""
-        yield from self.tensors
 
 
 Feed = Callable[[int, int], np.ndarray]

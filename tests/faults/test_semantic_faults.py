@@ -1,4 +1,4 @@
-"""Faults of meaning, patched into the implementation: each must be caught and named at its place."""
+"""Faults of meaning, patched into the implementation: each must be caught at its place."""
 
 from dataclasses import dataclass
 

@@ -181,7 +181,9 @@ class MlxLmRunner:
 
     def _update(self, update: Callable) -> Callable:
         def wrapper(q: mx.array, k: mx.array, v: mx.array, *args: Any, **options: Any) -> Any:
-            q, k, v = (self._take(f"linear_attn.{n}", x) for n, x in zip("qkv", (q, k, v)))
+            q, k, v = (
+                self._take(f"linear_attn.{n}", x) for n, x in zip("qkv", (q, k, v), strict=True)
+            )
             y, state = update(q, k, v, *args, **options)
             return self._take("linear_attn.y", y), state
 
@@ -281,6 +283,6 @@ def _load(checkpoint: Checkpoint, dtype: mx.Dtype) -> nn.Module:
         mx.eval(model.parameters())
     except (ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(
-            checkpoint.path, f"mlx-lm cannot load it ({error})", "Convert it again with mlx_lm."
+            checkpoint.path, f"mlx-lm cannot load it ({error})", "Convert it again with mlx_lm"
         ) from None
     return model

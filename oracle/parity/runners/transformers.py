@@ -141,7 +141,7 @@ def _load(checkpoint: Checkpoint, dtype: str, precision: Precision, module: Modu
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(
-            checkpoint.path, f"transformers cannot load it ({error})", "Export it again."
+            checkpoint.path, f"transformers cannot load it ({error})", "Export it again"
         ) from None
     ignored = ("mtp.", "model.visual.", "visual.")
     found["unexpected_keys"] = [k for k in found["unexpected_keys"] if not k.startswith(ignored)]
@@ -151,7 +151,7 @@ def _load(checkpoint: Checkpoint, dtype: str, precision: Precision, module: Modu
                 checkpoint.path,
                 f"transformers reports {problem.replace('_', ' ')}: {', '.join(names[:5])}"
                 + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
-                "Export it again with save_pretrained.",
+                "Export it again with save_pretrained",
             )
     if wide:
         for parameter in model.parameters():

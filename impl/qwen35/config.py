@@ -1,0 +1,286 @@
+"""The text model's configuration, read from config.json; unknown keys are kept and reported."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qwen35.errors import CheckpointError
+
+LINEAR, FULL = "linear_attention", "full_attention"
+MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
+_MOE = ("qwen3_5_moe", "qwen3_5_moe_text")
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+# Read for their meaning below, or without one for computing text logits.
+_UNDERSTOOD = {
+    *_SIZES,
+    *("model_type", "text_config", "vision_config", "architectures", "transformers_version"),
+    *("rms_norm_eps", "tie_word_embeddings", "attention_bias", "attention_dropout"),
+    *("max_position_embeddings", "layer_types", "full_attention_interval", "hidden_act"),
+    *("attn_output_gate", "rope_parameters", "rope_theta", "partial_rotary_factor", "rope_scaling"),
+    *("quantization", "quantization_config", "dtype", "torch_dtype", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "mamba_ssm_dtype"),
+    *("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+}
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Sizes and choices of a dense Qwen3.5 text model.
+
+    `rotary_dim` entries of each head are rotated. `unknown` are keys of config.json that nothing
+    here reads, nested ones with their section.
+    """
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    max_position_embeddings: int
+    layer_types: tuple[str, ...]
+    rope_theta: float
+    rotary_dim: int
+    quantization: dict[str, Any] | None
+    unknown: tuple[str, ...]
+
+    @property
+    def key_dim(self) -> int:
+        """Hk·Dk."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Hv·Dv."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """C = 2·Hk·Dk + Hv·Dv."""
+        return 2 * self.key_dim + self.value_dim
+
+
+def parse_config(config: dict[str, Any], source: str | Path) -> TextConfig:
+    """Read a nested (`text_config`) or flat config.
+
+    Raises CheckpointError naming the file, every missing key at once, or the one that is wrong.
+    """
+    reader = _Reader(config, Path(source) / "config.json")
+    return reader.read()
+
+
+class _Reader:
+    def __init__(self, outer: dict[str, Any], file: Path) -> None:
+        self.file, self.outer = file, outer
+        inner = outer.get("text_config", outer)
+        if not isinstance(inner, dict):
+            raise self.fail("text_config is no JSON object", "Copy the original config.json")
+        self.inner: dict[str, Any] = inner
+        self.section = "" if inner is outer else "text_config."
+
+    def fail(self, problem: str, remedy: str) -> CheckpointError:
+        return CheckpointError(self.file, problem, remedy)
+
+    def read(self) -> TextConfig:
+        model_type = self.outer.get("model_type")
+        if model_type in _MOE:
+            raise self.fail(
+                f"model_type {model_type!r} is a mixture of experts", "Only dense models are run"
+            )
+        if model_type not in MODEL_TYPES:
+            raise self.fail(
+                f"model_type is {model_type!r}", f"Known are {' and '.join(MODEL_TYPES)}"
+            )
+        rope = self.rope()
+        if missing := [k for k in (*_SIZES, "rms_norm_eps") if k not in self.inner]:
+            raise self.fail(
+                f"lacks {', '.join(self.section + k for k in missing)}",
+                "Copy the original config.json",
+            )
+        sizes = {name: self.size(name) for name in _SIZES}
+        self.divides(sizes, "linear_num_value_heads", "linear_num_key_heads")
+        self.divides(sizes, "num_attention_heads", "num_key_value_heads")
+        for name, due in (("hidden_act", "silu"), ("attn_output_gate", True)):
+            if (value := self.inner.get(name, due)) != due:
+                raise self.fail(
+                    f"{self.section}{name} is {value!r}", f"Only {due!r} is implemented"
+                )
+        rotary_dim = int(sizes["head_dim"] * rope["partial_rotary_factor"])
+        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > sizes["head_dim"]:
+            raise self.fail(
+                f"rotates {rotary_dim} of {sizes['head_dim']} entries a head",
+                "partial_rotary_factor·head_dim must be an even number of at least 2",
+            )
+        return TextConfig(
+            model_type=model_type,
+            **sizes,
+            rms_norm_eps=self.positive("rms_norm_eps", self.inner["rms_norm_eps"]),
+            tie_word_embeddings=self.tied(),
+            attention_bias=self.flag("attention_bias", self.inner.get("attention_bias", False)),
+            max_position_embeddings=int(self.inner.get("max_position_embeddings", 0)),
+            layer_types=self.layer_types(sizes["num_hidden_layers"]),
+            rope_theta=self.positive("rope_theta", rope["rope_theta"]),
+            rotary_dim=rotary_dim,
+            quantization=self.outer.get("quantization") or self.outer.get("quantization_config"),
+            unknown=self.unknown(),
+        )
+
+    def size(self, name: str) -> int:
+        value = self.inner[name]
+        if type(value) is not int or not 0 < value < 2**31:
+            raise self.fail(f"{self.section}{name} is {value!r}", "A whole number above 0 is due")
+        return value
+
+    def positive(self, name: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
+            raise self.fail(f"{self.section}{name} is {value!r}", "A number above 0 is due")
+        return float(value)
+
+    def flag(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise self.fail(f"{self.section}{name} is {value!r}", "true or false is due")
+        return value
+
+    def divides(self, sizes: dict[str, int], many: str, few: str) -> None:
+        if sizes[many] % sizes[few]:
+            raise self.fail(
+                f"{self.section}{many} {sizes[many]} is no multiple of {few} {sizes[few]}",
+                "Copy the original config.json",
+            )
+
+    def tied(self) -> bool:
+        # mlx-lm reads the text section alone, transformers' full model the outer one.
+        values = {
+            self.flag("tie_word_embeddings", part["tie_word_embeddings"])
+            for part in (self.inner, self.outer)
+            if "tie_word_embeddings" in part
+        }
+        if len(values) > 1:
+            raise self.fail(
+                "tie_word_embeddings differs between text_config and the top level",
+                "mlx-lm and transformers would load different heads: make them equal",
+            )
+        return values.pop() if values else False
+
+    def rope(self) -> dict[str, Any]:
+        given = self.inner.get("rope_parameters") or self.inner.get("rope_scaling") or {}
+        if not isinstance(given, dict):
+            raise self.fail(f"{self.section}rope_parameters is no JSON object", "Copy the original")
+        kind = given.get("rope_type", given.get("type", "default"))
+        if kind not in ("default", "mrope"):
+            raise self.fail(f"RoPE of type {kind!r}", "Only 'default' is implemented")
+        both = {
+            k: self.inner[k] for k in ("rope_theta", "partial_rotary_factor") if k in self.inner
+        }
+        both |= {k: given[k] for k in ("rope_theta", "partial_rotary_factor") if k in given}
+        if "rope_theta" not in both:
+            raise self.fail(
+                f"lacks {self.section}rope_parameters.rope_theta", "Copy the original config.json"
+            )
+        both.setdefault("partial_rotary_factor", 0.25)
+        self.positive("partial_rotary_factor", both["partial_rotary_factor"])
+        return both
+
+    def layer_types(self, layers: int) -> tuple[str, ...]:
+        interval = self.inner.get("full_attention_interval", 4)
+        if type(interval) is not int or interval < 1:
+            raise self.fail(
+                f"{self.section}full_attention_interval is {interval!r}", "1 or more is due"
+            )
+        from_interval = tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers))
+        given = self.inner.get("layer_types")
+        if given is None:
+            return from_interval
+        if not isinstance(given, list) or len(given) != layers or set(given) - {LINEAR, FULL}:
+            raise self.fail(
+                f"{self.section}layer_types is no list of {layers} times {LINEAR} or {FULL}",
+                "Copy the original config.json",
+            )
+        if tuple(given) != from_interval:
+            raise self.fail(
+                f"{self.section}layer_types says otherwise than full_attention_interval "
+                f"{interval}: transformers reads the first, mlx-lm only the second (4 if absent)",
+                "Write a full_attention_interval that agrees",
+            )
+        return from_interval
+
+    def unknown(self) -> tuple[str, ...]:
+        names = {self.section + key for key in self.inner if key not in _UNDERSTOOD}
+        return tuple(sorted(names | {key for key in self.outer if key not in _UNDERSTOOD}))
+
+
+def expected_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:
+    """Return canonical name -> shape of every parameter (linear weights are [out, in])."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    keys = config.num_key_value_heads * config.head_dim
+    queries = config.num_attention_heads * config.head_dim
+    block: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    linear: dict[str, tuple[int, ...]] = {
+        "in_proj_qkv.weight": (config.conv_dim, hidden),
+        "in_proj_z.weight": (config.value_dim, hidden),
+        "in_proj_b.weight": (config.linear_num_value_heads, hidden),
+        "in_proj_a.weight": (config.linear_num_value_heads, hidden),
+        "conv1d.weight": (config.conv_dim, config.linear_conv_kernel_dim, 1),
+        "A_log": (config.linear_num_value_heads,),
+        "dt_bias": (config.linear_num_value_heads,),
+        "norm.weight": (config.linear_value_head_dim,),
+        "out_proj.weight": (hidden, config.value_dim),
+    }
+    full: dict[str, tuple[int, ...]] = {
+        "q_proj.weight": (2 * queries, hidden),
+        "k_proj.weight": (keys, hidden),
+        "v_proj.weight": (keys, hidden),
+        "o_proj.weight": (hidden, queries),
+        "q_norm.weight": (config.head_dim,),
+        "k_norm.weight": (config.head_dim,),
+    }
+    if config.attention_bias:
+        full |= {
+            "q_proj.bias": (2 * queries,),
+            "k_proj.bias": (keys,),
+            "v_proj.bias": (keys,),
+            "o_proj.bias": (hidden,),
+        }
+    trunk = "language_model.model."
+    shapes: dict[str, tuple[int, ...]] = {
+        trunk + "embed_tokens.weight": (config.vocab_size, hidden),
+        trunk + "norm.weight": (hidden,),
+    }
+    for i, kind in enumerate(config.layer_types):
+        mixer, names = ("linear_attn.", linear) if kind == LINEAR else ("self_attn.", full)
+        prefix = f"{trunk}layers.{i}."
+        shapes |= {prefix + name: shape for name, shape in block.items()}
+        shapes |= {prefix + mixer + name: shape for name, shape in names.items()}
+    if not config.tie_word_embeddings:
+        shapes["language_model.lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
