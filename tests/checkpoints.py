@@ -1,6 +1,5 @@
 """Small checkpoints for tests, exported once a session, and runs on them."""
 
-from functools import cache
 from pathlib import Path
 
 from parity import policy, suite
@@ -15,16 +14,16 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.path = cache(self._make)
 
-    def _make(
-        self, label: str, dtype: str, generation: str = "transformers", seed: int = 0
-    ) -> Path:
+    def path(self, label: str, dtype: str, generation: str = "transformers", seed: int = 0) -> Path:
+        """Return the folder of a checkpoint, made when first asked for."""
         plan = suite.CHECKPOINTS[label]
-        target = self.folder / f"{label}-{dtype}-{generation}-{seed}"
+        folder = self.folder / f"{label}-{dtype}-{generation}-{seed}"
+        if folder.exists():
+            return folder
         if generation == "mlx-lm":
-            return convert(self.path(label, dtype, seed=seed), target)
-        return export(Recipe(label, plan.text_config, seed, plan.qk_scale), target, dtype)
+            return convert(self.path(label, dtype, seed=seed), folder)
+        return export(Recipe(label, plan.text_config, seed, plan.qk_scale), folder, dtype)
 
     def target(
         self,

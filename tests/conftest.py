@@ -3,6 +3,9 @@
 import os
 import secrets
 
+# One thread a framework: on shared cores torch's threads wait for each other by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
 from jaxtyping import install_import_hook

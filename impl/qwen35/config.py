@@ -1,5 +1,6 @@
 """The text model's configuration, read from config.json; unknown keys are kept and reported."""
 
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from qwen35.errors import CheckpointError
 LINEAR, FULL = "linear_attention", "full_attention"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
 _MOE = ("qwen3_5_moe", "qwen3_5_moe_text")
+_COPY = "Copy the original config.json"
+_MOST_LAYERS = 4096  # layer_types is made from this number before anything else bounds it
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -33,7 +36,7 @@ _UNDERSTOOD = {
     *("quantization", "quantization_config", "dtype", "torch_dtype", "use_cache"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "mamba_ssm_dtype"),
     *("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
-    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "num_experts"),
 }
 
 
@@ -41,8 +44,9 @@ _UNDERSTOOD = {
 class TextConfig:
     """Sizes and choices of a dense Qwen3.5 text model.
 
-    `rotary_dim` entries of each head are rotated. `unknown` are keys of config.json that nothing
-    here reads, nested ones with their section.
+    `rotary_dim` entries of each head are rotated. `max_position_embeddings` is 0 where config.json
+    does not say. `unknown` are keys of config.json that nothing here reads, nested ones with their
+    section.
     """
 
     model_type: str
@@ -98,7 +102,7 @@ class _Reader:
         self.file, self.outer = file, outer
         inner = outer.get("text_config", outer)
         if not isinstance(inner, dict):
-            raise self.fail("text_config is no JSON object", "Copy the original config.json")
+            raise self.fail("text_config is no JSON object", _COPY)
         self.inner: dict[str, Any] = inner
         self.section = "" if inner is outer else "text_config."
 
@@ -106,29 +110,28 @@ class _Reader:
         return CheckpointError(self.file, problem, remedy)
 
     def read(self) -> TextConfig:
-        model_type = self.outer.get("model_type")
-        if model_type in _MOE:
-            raise self.fail(
-                f"model_type {model_type!r} is a mixture of experts", "Only dense models are run"
-            )
-        if model_type not in MODEL_TYPES:
-            raise self.fail(
-                f"model_type is {model_type!r}", f"Known are {' and '.join(MODEL_TYPES)}"
-            )
+        model_type = self.model_type()
         rope = self.rope()
-        if missing := [k for k in (*_SIZES, "rms_norm_eps") if k not in self.inner]:
+        missing = [k for k in (*_SIZES, "rms_norm_eps") if k not in self.inner]
+        if "rope_theta" not in rope:  # mlx-lm would take 100000, transformers 10000
+            missing.append("rope_parameters.rope_theta")
+        if missing:
+            raise self.fail(f"lacks {', '.join(self.section + k for k in missing)}", _COPY)
+        sizes = {name: self.size(name, self.inner[name]) for name in _SIZES}
+        if sizes["num_hidden_layers"] > _MOST_LAYERS:
             raise self.fail(
-                f"lacks {', '.join(self.section + k for k in missing)}",
-                "Copy the original config.json",
+                f"{self.section}num_hidden_layers is {sizes['num_hidden_layers']}",
+                f"At most {_MOST_LAYERS} are due",
             )
-        sizes = {name: self.size(name) for name in _SIZES}
+        if sizes["linear_conv_kernel_dim"] < 2:
+            raise self.fail(
+                f"{self.section}linear_conv_kernel_dim is 1", "2 or more are due: a tail is kept"
+            )
         self.divides(sizes, "linear_num_value_heads", "linear_num_key_heads")
         self.divides(sizes, "num_attention_heads", "num_key_value_heads")
         for name, due in (("hidden_act", "silu"), ("attn_output_gate", True)):
             if (value := self.inner.get(name, due)) != due:
-                raise self.fail(
-                    f"{self.section}{name} is {value!r}", f"Only {due!r} is implemented"
-                )
+                raise self.wrong(name, value, f"Only {due!r} is implemented")
         rotary_dim = int(sizes["head_dim"] * rope["partial_rotary_factor"])
         if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > sizes["head_dim"]:
             raise self.fail(
@@ -141,35 +144,74 @@ class _Reader:
             rms_norm_eps=self.positive("rms_norm_eps", self.inner["rms_norm_eps"]),
             tie_word_embeddings=self.tied(),
             attention_bias=self.flag("attention_bias", self.inner.get("attention_bias", False)),
-            max_position_embeddings=int(self.inner.get("max_position_embeddings", 0)),
+            max_position_embeddings=self.max_position_embeddings(),
             layer_types=self.layer_types(sizes["num_hidden_layers"]),
             rope_theta=self.positive("rope_theta", rope["rope_theta"]),
             rotary_dim=rotary_dim,
-            quantization=self.outer.get("quantization") or self.outer.get("quantization_config"),
+            quantization=self.quantization(),
             unknown=self.unknown(),
         )
 
-    def size(self, name: str) -> int:
-        value = self.inner[name]
+    def model_type(self) -> str:
+        outer = self.outer.get("model_type")
+        # mlx-lm goes by the outer name and num_experts, transformers by both names.
+        for place, value in (("", outer), (self.section, self.inner.get("model_type", outer))):
+            if value in _MOE:
+                raise self.fail(
+                    f"{place}model_type {value!r} is a mixture of experts, which is not "
+                    "implemented yet",
+                    "Give a dense model",
+                )
+            if value not in MODEL_TYPES:
+                raise self.fail(
+                    f"{place}model_type is {reprlib.repr(value)}",
+                    f"Known are {' and '.join(MODEL_TYPES)}",
+                )
+        if self.inner.get("num_experts"):
+            raise self.fail(
+                f"{self.section}num_experts is {reprlib.repr(self.inner['num_experts'])}: a "
+                "mixture of experts, which is not implemented yet",
+                "Give a dense model",
+            )
+        return str(outer)
+
+    def size(self, name: str, value: Any) -> int:
         if type(value) is not int or not 0 < value < 2**31:
-            raise self.fail(f"{self.section}{name} is {value!r}", "A whole number above 0 is due")
+            raise self.wrong(name, value, "A whole number above 0 is due")
         return value
 
     def positive(self, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
-            raise self.fail(f"{self.section}{name} is {value!r}", "A number above 0 is due")
+            raise self.wrong(name, value, "A number above 0 is due")
         return float(value)
 
     def flag(self, name: str, value: Any) -> bool:
         if not isinstance(value, bool):
-            raise self.fail(f"{self.section}{name} is {value!r}", "true or false is due")
+            raise self.wrong(name, value, "true or false is due")
         return value
+
+    def wrong(self, name: str, value: Any, due: str) -> CheckpointError:
+        return self.fail(f"{self.section}{name} is {reprlib.repr(value)}", due)
+
+    def max_position_embeddings(self) -> int:
+        # No default: it changes nothing that is computed, and mlx-lm's and transformers' differ.
+        value = self.inner.get("max_position_embeddings")
+        return 0 if value is None else self.size("max_position_embeddings", value)
+
+    def quantization(self) -> dict[str, Any] | None:
+        for part in (self.outer, self.inner):
+            for name in ("quantization", "quantization_config"):
+                value = part.get(name)
+                if value is not None and not isinstance(value, dict):
+                    raise self.fail(f"{name} is {reprlib.repr(value)}", "A JSON object is due")
+                if value:
+                    return value
+        return None
 
     def divides(self, sizes: dict[str, int], many: str, few: str) -> None:
         if sizes[many] % sizes[few]:
             raise self.fail(
-                f"{self.section}{many} {sizes[many]} is no multiple of {few} {sizes[few]}",
-                "Copy the original config.json",
+                f"{self.section}{many} {sizes[many]} is no multiple of {few} {sizes[few]}", _COPY
             )
 
     def tied(self) -> bool:
@@ -189,36 +231,33 @@ class _Reader:
     def rope(self) -> dict[str, Any]:
         given = self.inner.get("rope_parameters") or self.inner.get("rope_scaling") or {}
         if not isinstance(given, dict):
-            raise self.fail(f"{self.section}rope_parameters is no JSON object", "Copy the original")
-        kind = given.get("rope_type", given.get("type", "default"))
-        if kind not in ("default", "mrope"):
-            raise self.fail(f"RoPE of type {kind!r}", "Only 'default' is implemented")
-        both = {
-            k: self.inner[k] for k in ("rope_theta", "partial_rotary_factor") if k in self.inner
-        }
-        both |= {k: given[k] for k in ("rope_theta", "partial_rotary_factor") if k in given}
-        if "rope_theta" not in both:
-            raise self.fail(
-                f"lacks {self.section}rope_parameters.rope_theta", "Copy the original config.json"
-            )
-        both.setdefault("partial_rotary_factor", 0.25)
+            raise self.fail(f"{self.section}rope_parameters is no JSON object", _COPY)
+        for kind in (given[name] for name in ("rope_type", "type") if name in given):
+            if kind not in ("default", "mrope"):
+                raise self.fail(
+                    f"{self.section}rope_parameters is of type {reprlib.repr(kind)}",
+                    "Only 'default' and 'mrope' are implemented",
+                )
+        both: dict[str, Any] = {"partial_rotary_factor": 0.25}
+        for part in (self.inner, given):
+            both |= {k: part[k] for k in ("rope_theta", "partial_rotary_factor") if k in part}
         self.positive("partial_rotary_factor", both["partial_rotary_factor"])
         return both
 
     def layer_types(self, layers: int) -> tuple[str, ...]:
         interval = self.inner.get("full_attention_interval", 4)
-        if type(interval) is not int or interval < 1:
-            raise self.fail(
-                f"{self.section}full_attention_interval is {interval!r}", "1 or more is due"
-            )
+        self.size("full_attention_interval", interval)
         from_interval = tuple(FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers))
         given = self.inner.get("layer_types")
         if given is None:
             return from_interval
-        if not isinstance(given, list) or len(given) != layers or set(given) - {LINEAR, FULL}:
+        if (
+            not isinstance(given, list)
+            or len(given) != layers
+            or any(kind not in (LINEAR, FULL) for kind in given)
+        ):
             raise self.fail(
-                f"{self.section}layer_types is no list of {layers} times {LINEAR} or {FULL}",
-                "Copy the original config.json",
+                f"{self.section}layer_types is no list of {layers} times {LINEAR} or {FULL}", _COPY
             )
         if tuple(given) != from_interval:
             raise self.fail(

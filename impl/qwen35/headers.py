@@ -8,11 +8,12 @@ import hashlib
 import json
 import math
 import os
+import reprlib
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from qwen35.errors import CheckpointError
 
@@ -24,9 +25,12 @@ BITS = {
 """safetensors dtype -> bits an element."""
 FLOATS = ("F32", "F16", "BF16")
 HEADER_LIMIT = 100_000_000
-"""Bytes a header may have; the safetensors library's own limit."""
+"""Bytes a header may have, the safetensors library's own limit; also for the JSON files."""
 INDEX = "model.safetensors.index.json"
+_LOADED = "model*.safetensors"  # what mlx-lm loads
 _AGAIN = "The file is damaged or incomplete: fetch or export it again"
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxlist = 120, 8
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Checkpoint:
                 [t.name, t.dtype, t.shape, t.file.name, t.start, t.end]
                 for t in sorted(self.tensors.values(), key=lambda t: t.name)
             ],
-            "sizes": {file.name: file.stat().st_size for file in self.files},
+            "sizes": {file.name: _stat(file).st_size for file in self.files},
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -74,49 +78,66 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     model*.safetensors, transformers what the index names, so the two must be the same tensors.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    # os.path answers False where Path raises: a name too long, a folder that may not be searched.
+    if not os.path.isdir(folder):
         raise CheckpointError(folder, "is no folder", "Give a checkpoint's folder")
     config = _json_object(folder / "config.json", "Give a folder with a config.json")
+    # lexists: a dangling link to an index is a damaged checkpoint, not one without an index.
+    named = _read_index(folder / INDEX) if os.path.lexists(folder / INDEX) else None
     tensors: dict[str, TensorHeader] = {}
     for file in _weight_files(folder):
         for name, header in read_header(file).items():
             if name in tensors:
                 raise CheckpointError(
                     file,
-                    f"tensor {name!r} is also in {tensors[name].file.name}",
+                    f"tensor {_short(name)} is also in {tensors[name].file.name}",
                     "Remove one of the two files",
                 )
             tensors[name] = header
-    if (folder / INDEX).exists():
-        _check_index(folder / INDEX, tensors)
+    if named is not None:
+        _compare_index(folder / INDEX, named, tensors)
     return Checkpoint(folder, config, tensors)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("model*.safetensors"))
+    files = sorted(folder.glob(_LOADED))
     if not files:
         raise CheckpointError(
-            folder, "has no model*.safetensors", "Give a checkpoint in safetensors format"
+            folder, f"has no {_LOADED}", "Give a checkpoint in safetensors format"
         )
     return files
 
 
-def _check_index(index: Path, tensors: dict[str, TensorHeader]) -> None:
-    weight_map = _json_object(index, _AGAIN).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+def _read_index(index: Path) -> dict[str, str]:
+    named = _json_object(index, _AGAIN).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
         raise CheckpointError(index, "has no weight_map of file names", _AGAIN)
-    for name, shard in weight_map.items():
-        if Path(shard).name != shard:
+    for name, shard in named.items():
+        problem = None
+        if shard in ("", ".", "..") or "/" in shard or "\\" in shard:
+            problem = f"places tensor {_short(name)} in {_short(shard)}, outside the folder"
+        elif not os.path.exists(index.parent / shard):
+            problem = f"names {_short(shard)}, which is not there"
+        if problem:
+            raise CheckpointError(index, problem, _AGAIN)
+        if not Path(shard).match(_LOADED):
             raise CheckpointError(
-                index, f"tensor {name!r} is in {shard!r}, outside the folder", _AGAIN
+                index,
+                f"names {_short(shard)}: transformers would load it, mlx-lm only {_LOADED}",
+                "Rename the file, and write the index again",
             )
-        if not (index.parent / shard).exists():
-            raise CheckpointError(index, f"names {shard!r}, which is not there", _AGAIN)
+    return named
+
+
+def _compare_index(index: Path, named: dict[str, str], tensors: dict[str, TensorHeader]) -> None:
+    for name, shard in named.items():
         if name not in tensors or tensors[name].file.name != shard:
             raise CheckpointError(
-                index.parent / shard, f"lacks tensor {name!r}, which the index places there", _AGAIN
+                index.parent / shard,
+                f"lacks tensor {_short(name)}, which the index places there",
+                _AGAIN,
             )
-    if extra := sorted(set(tensors) - set(weight_map)):
+    if extra := sorted(set(tensors) - set(named)):
         raise CheckpointError(
             index,
             f"does not name {_some(extra)}, found in {tensors[extra[0]].file.name}: mlx-lm would "
@@ -132,41 +153,64 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
     CheckpointError for whatever does not describe this very file.
     """
     try:
-        with open(file, "rb") as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(file, "is no regular file", "Give a safetensors file")
-            size = status.st_size
+        with open(file, "rb", opener=_open) as stream:
+            size = _size(file, os.fstat(stream.fileno()))
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or length > size - 8:
+            if size < 8:
+                raise CheckpointError(
+                    file, f"has {size} bytes, 8 are due for the header's length alone", _AGAIN
+                )
+            if length > size - 8:
                 raise CheckpointError(
                     file,
-                    f"the header is to have {length if size >= 8 else 'at least 0'} bytes, the "
-                    f"file has {max(size - 8, 0)} after its length field",
+                    f"the header is to have {length} bytes, the file has {size - 8} for it",
                     _AGAIN,
                 )
             if length > HEADER_LIMIT:
                 raise CheckpointError(
-                    file, f"the header has {length} bytes, more than {HEADER_LIMIT}", _AGAIN
+                    file, f"the header has {length} bytes, at most {HEADER_LIMIT} are due", _AGAIN
                 )
             text = stream.read(length)
-    except OSError as error:
-        raise CheckpointError(
-            file, f"cannot be read ({error.strerror or error})", "Check the path and permissions"
-        ) from None
-    entries = _parse(file, text)
-    entries.pop("__metadata__", None)
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error, "Check the path and permissions") from None
+    entries = _parse(file, text, "the header")
+    notes = entries.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise CheckpointError(file, "the header's __metadata__ is no object of strings", _AGAIN)
     headers = [_tensor(file, name, entry, 8 + length) for name, entry in entries.items()]
     _check_layout(file, headers, 8 + length, size)
     return {header.name: header for header in headers}
 
 
-def _parse(file: Path, text: bytes) -> dict[str, Any]:
+def _open(file: str, flags: int) -> int:
+    # A pipe would otherwise be waited for, before fstat can tell that it is one.
+    return os.open(file, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _stat(file: Path) -> os.stat_result:
+    try:
+        return file.stat()
+    except OSError as error:
+        raise _unreadable(file, error, "Put the file back, or open the checkpoint again") from None
+
+
+def _size(file: Path, status: os.stat_result) -> int:
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(file, "is no regular file", "Give a file in its place")
+    return status.st_size
+
+
+def _unreadable(file: Path, error: Exception, remedy: str) -> CheckpointError:
+    reason = getattr(error, "strerror", None) or error
+    return CheckpointError(file, f"cannot be read ({reason})", remedy)
+
+
+def _parse(file: Path, text: bytes, what: str) -> dict[str, Any]:
     def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         value: dict[str, Any] = {}
         for key, item in pairs:
             if key in value:
-                raise CheckpointError(file, f"the header has the key {key!r} twice", _AGAIN)
+                raise CheckpointError(file, f"{what} has the key {_short(key)} twice", _AGAIN)
             value[key] = item
         return value
 
@@ -174,34 +218,34 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:120]
-        raise CheckpointError(file, f"the header is no JSON ({reason})", _AGAIN) from None
+        raise CheckpointError(file, f"{what} is no JSON ({reason})", _AGAIN) from None
     if not isinstance(value, dict):
-        raise CheckpointError(file, "the header is no JSON object", _AGAIN)
+        raise CheckpointError(file, f"{what} is no JSON object", _AGAIN)
     return value
 
 
 def _tensor(file: Path, name: str, entry: Any, data: int) -> TensorHeader:
     def fail(problem: str) -> CheckpointError:
-        return CheckpointError(file, f"tensor {name!r} {problem}", _AGAIN)
+        return CheckpointError(file, f"tensor {_short(name)} {problem}", _AGAIN)
 
     if not isinstance(entry, dict):
         raise fail("is no JSON object")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise fail(f"has the unknown dtype {dtype!r}")
-    if not _whole_numbers(shape) or len(shape) > 64:
-        raise fail(f"has the shape {str(shape)[:80]}")
+        raise fail(f"has the unknown dtype {_short(dtype)}")
+    if not _whole_numbers(shape) or len(shape) > 64 or math.prod(shape) >= 2**63:
+        raise fail(f"has the shape {_short(shape)}, a list of sizes is due")
     if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise fail(f"has the offsets {str(offsets)[:80]}")
-    due = -(-math.prod(shape) * BITS[dtype] // 8)
+        raise fail(f"has the offsets {_short(offsets)}, a start and an end after it are due")
+    due, rest = divmod(math.prod(shape) * BITS[dtype], 8)
+    if rest:
+        raise fail(f"ends within a byte: {dtype} {shape}")
     if offsets[1] - offsets[0] != due:
-        raise fail(
-            f"takes {offsets[1] - offsets[0]} bytes, {due} are due for {dtype} {list(shape)}"
-        )
+        raise fail(f"takes {offsets[1] - offsets[0]} bytes, {due} are due for {dtype} {shape}")
     return TensorHeader(name, dtype, tuple(shape), file, data + offsets[0], data + offsets[1])
 
 
-def _whole_numbers(value: Any) -> bool:
+def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
     # No tensor reaches 2^63 in any measure; a longer number only makes the sums slow.
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
 
@@ -212,14 +256,14 @@ def _check_layout(file: Path, headers: list[TensorHeader], data: int, size: int)
         if header.end > size:
             raise CheckpointError(
                 file,
-                f"tensor {header.name!r} ends at byte {header.end}, the file has {size}",
+                f"tensor {_short(header.name)} ends at byte {header.end}, the file has {size}",
                 "The file is truncated: fetch or export it again",
             )
         if header.start != at:
             what = (
                 "overlaps the tensor before it" if header.start < at else "leaves a gap before it"
             )
-            raise CheckpointError(file, f"tensor {header.name!r} {what}", _AGAIN)
+            raise CheckpointError(file, f"tensor {_short(header.name)} {what}", _AGAIN)
         at = header.end
     if at != size:
         raise CheckpointError(file, f"has {size - at} bytes after its last tensor", _AGAIN)
@@ -227,16 +271,21 @@ def _check_layout(file: Path, headers: list[TensorHeader], data: int, size: int)
 
 def _json_object(file: Path, remedy: str) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(file, f"cannot be read ({error.strerror or error})", remedy) from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(file, f"is no JSON ({str(error)[:120]})", _AGAIN) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(file, "is no JSON object", _AGAIN)
-    return value
+        with open(file, "rb", opener=_open) as stream:
+            size = _size(file, os.fstat(stream.fileno()))
+            if size > HEADER_LIMIT:
+                raise CheckpointError(file, f"has {size} bytes, too many for JSON", remedy)
+            text = stream.read(size)
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error, remedy) from None
+    return _parse(file, text, "the file")
+
+
+def _short(value: Any) -> str:
+    # A hostile header may hold a name of megabytes or a list too deep for repr.
+    return _SHORT.repr(value)
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
+    shown = ", ".join(_short(name) for name in names[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -4,7 +4,7 @@ Two generations of checkpoints hold the same graph: mlx-lm's conversion (the can
 conv weights [C, K, 1], gains γ) and transformers' export (conv weights [C, 1, K], gains γ−1).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ SHIFTED = (
 )
 """Endings of the gains that are stored as γ−1; linear_attn.norm.weight is γ in both generations."""
 _VISION = ("vision_tower", "model.visual")
+_ONE_MODEL = "Give the config.json and weights of one model"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        return asdict(self)
+        return asdict(self) | {
+            "entries": [asdict(entry) for entry in self.entries],
+            "dropped": [list(pair) for pair in self.dropped],
+        }
 
     def __str__(self) -> str:
         renamed = sum(e.source != e.target for e in self.entries)
@@ -73,13 +77,15 @@ def make_plan(shapes: Shapes, tied: bool, rule: str = "mlx-lm-0.32") -> Plan:
     """Return the plan a rule makes for these names and shapes.
 
     `mlx-lm-0.32` shifts the gains where a conv weight is unconverted, `mlx-lm-0.31` also where any
-    name contains `mtp.`. Raises ValueError for an unknown rule and for two names that fold onto
-    one.
+    name contains `mtp.`. A tied model's head is dropped here; mlx-lm 0.32.2 looks for it under
+    the name it had before renaming, keeps it, and then refuses to load. Raises ValueError for an
+    unknown rule and for two names that fold onto one.
     """
     if rule not in RULES:
         raise ValueError(f"unknown rule {rule!r}; known are {', '.join(RULES)}")
     targets, dropped = _rename(shapes)
-    unconverted = [s for s in targets if "conv1d.weight" in s and shapes[s][-1:] != (1,)]
+    convs = [s for s, target in targets.items() if "conv1d.weight" in target]
+    unconverted = [s for s in convs if shapes[s][-1:] != (1,)]
     drafts = [s for s, target in targets.items() if "mtp." in target]
     shift, because = _decide(rule, unconverted, drafts)
     entries = []
@@ -91,7 +97,8 @@ def make_plan(shapes: Shapes, tied: bool, rule: str = "mlx-lm-0.32") -> Plan:
         else:
             gain = shift and len(shapes[source]) == 1 and target.endswith(SHIFTED)
             entries.append(Entry(source, target, source in unconverted, gain))
-    return Plan(rule, _generation(targets), shift, because, tuple(entries), tuple(dropped))
+    generation = _generation(targets, convs, unconverted)
+    return Plan(rule, generation, shift, because, tuple(entries), tuple(dropped))
 
 
 def _rename(shapes: Shapes) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -122,45 +129,51 @@ def _decide(rule: str, unconverted: list[str], drafts: list[str]) -> tuple[bool,
     return False, "no conv weight has its kernel on the last axis, so gains are γ"
 
 
-def _generation(targets: dict[str, str]) -> Generation:
-    trunk = {source for source, target in targets.items() if "mtp." not in target}
-    renamed = {source for source in trunk if targets[source] != source}
-    if not renamed:
-        return "mlx-lm"
-    return "transformers" if renamed == trunk else "mixed"
+def _generation(
+    targets: Mapping[str, str], convs: Sequence[str], unconverted: Sequence[str]
+) -> Generation:
+    # The draft head is left out: converters keep its names as they were.
+    trunk = [source for source, target in targets.items() if "mtp." not in target]
+    exported = {targets[source] != source for source in trunk}
+    exported |= {source in unconverted for source in convs if "mtp." not in targets[source]}
+    if len(exported) > 1:
+        return "mixed"
+    return "transformers" if True in exported else "mlx-lm"
 
 
 def check(plan: Plan, checkpoint: Checkpoint, config: TextConfig) -> None:
-    """Hold a plan to the config. Raises CheckpointError for the first of these that is found.
+    """Hold a plan to the config: names, then shapes once the conv axes are moved, then dtypes.
 
-    Quantized tensors, names missing or unexpected, a wrong shape, a dtype that is no float.
+    Raises CheckpointError for a quantized checkpoint, for every name missing or unexpected at once,
+    or for the first tensor of a wrong shape or a dtype that is no float.
     """
     path = checkpoint.path
-    if any(e.target.endswith((".scales", ".biases")) for e in plan.entries):
+    if quantized := [e.source for e in plan.entries if e.target.endswith((".scales", ".biases"))]:
         raise CheckpointError(
-            path, "is quantized, which is not run yet", "Give the checkpoint it was made from"
+            path,
+            f"is quantized ({_some(quantized)}), and quantized checkpoints are not run yet",
+            "Give the checkpoint it was made from",
         )
     due = expected_shapes(config)
     targets = {entry.target: entry for entry in plan.entries}
-    for names, what in ((set(due) - set(targets), "lacks"), (set(targets) - set(due), "also has")):
-        if names:
-            shown = ", ".join(sorted(names)[:3]) + (" …" if len(names) > 3 else "")
-            raise CheckpointError(
-                path,
-                f"{what} {len(names)} tensors for its config.json: {shown}",
-                "Give the config.json and weights of one model",
-            )
+    missing, unexpected = due.keys() - targets.keys(), targets.keys() - due.keys()
+    found = [f"lacks {len(missing)} tensors of its config.json: {_some(missing)}"] * bool(missing)
+    if unexpected:
+        found.append(f"has {len(unexpected)} that its config.json does not: {_some(unexpected)}")
+    if found:
+        raise CheckpointError(path, "; ".join(found), _ONE_MODEL)
     for target, entry in targets.items():
         header = checkpoint.tensors[entry.source]
         shape = header.shape
         if entry.move_conv and len(shape) == 3:
             shape = (shape[0], shape[2], shape[1])
         if shape != due[target]:
+            moved = f" ({list(shape)} once its axis is moved)" if entry.move_conv else ""
             raise CheckpointError(
                 header.file,
-                f"tensor {entry.source!r} has shape {list(header.shape)}, config.json asks for "
-                f"{list(due[target])}" + (" once its axis is moved" if entry.move_conv else ""),
-                "Give the config.json and weights of one model",
+                f"tensor {entry.source!r} has shape {list(header.shape)}{moved}, config.json asks "
+                f"for {list(due[target])}",
+                _ONE_MODEL,
             )
         if header.dtype not in FLOATS:
             raise CheckpointError(
@@ -168,3 +181,7 @@ def check(plan: Plan, checkpoint: Checkpoint, config: TextConfig) -> None:
                 f"tensor {entry.source!r} is {header.dtype}, one of {', '.join(FLOATS)} is due",
                 "Give a checkpoint that is not quantized",
             )
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -7,14 +7,15 @@ import ml_dtypes
 import numpy as np
 
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_EXPONENT = {
-    np.dtype(np.float16): 0x7C00,
-    np.dtype(ml_dtypes.bfloat16): 0x7F80,
-    np.dtype(np.float32): 0x7F800000,
-    np.dtype(np.float64): 0x7FF0000000000000,
-}
-_BLOCK = 1 << 16
+_FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+_BFLOAT16_EXPONENT = np.uint16(0x7F80)
+_BLOCK = 1 << 17
 """Elements looked at together: both operands and the masks stay in the second-level cache."""
+
+
+def by_name(name: str) -> np.dtype:
+    """Return the NumPy dtype of this name; `bfloat16` is ml_dtypes'."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def words(value: np.ndarray) -> np.ndarray:
@@ -24,31 +25,32 @@ def words(value: np.ndarray) -> np.ndarray:
 
 def is_float(dtype: np.dtype) -> bool:
     """Return whether this is one of the float dtypes known here."""
-    return dtype in _EXPONENT
+    return dtype in _FLOATS
 
 
 def same_bits_and_finite(a: np.ndarray, b: np.ndarray) -> tuple[bool, bool]:
     """Return (all bits equal, no infinity or NaN in either) for equal dtypes and shapes."""
     left, right = words(a), words(b)
-    exponent = _EXPONENT.get(a.dtype)
-    mask = None if exponent is None else left.dtype.type(exponent)
     for start in range(0, left.size, _BLOCK):
         x, y = left[start : start + _BLOCK], right[start : start + _BLOCK]
         if not np.array_equal(x, y):
             return False, all_finite(a) and all_finite(b)
-        if mask is not None and ((x & mask) == mask).any():
+        if not _finite(x, a.dtype):
             return np.array_equal(left[start:], right[start:]), False
     return True, True
 
 
 def all_finite(value: np.ndarray) -> bool:
     """Return whether no element is an infinity or a NaN."""
-    exponent = _EXPONENT.get(value.dtype)
-    if exponent is None:
+    return _finite(words(value), value.dtype)
+
+
+def _finite(bits: np.ndarray, dtype: np.dtype) -> bool:
+    if bits.size == 0 or not is_float(dtype):
         return True
-    bits = words(value)
-    mask = bits.dtype.type(exponent)
-    return not ((bits & mask) == mask).any()
+    if dtype == ml_dtypes.bfloat16:  # its own isfinite goes element by element
+        return bool((bits & _BFLOAT16_EXPONENT).max() != _BFLOAT16_EXPONENT)
+    return bool(np.isfinite(bits.view(dtype)).all())
 
 
 def ordered(value: np.ndarray) -> np.ndarray:

@@ -222,10 +222,10 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 def _repeat(options: argparse.Namespace, *names: str) -> str:
     """Return `parity run` with those of the options that were given."""
-    words = ["parity", "run"]
+    words, defaults = ["parity", "run"], parser().parse_args(["run"])
     for name in names:
         value = getattr(options, name)
-        if value is not None and value != parser().get_default(name):
+        if value is not None and value != getattr(defaults, name):
             words += [f"--{name}", str(value)]
     return shlex.join(words).replace("{", "{{").replace("}", "}}")
 

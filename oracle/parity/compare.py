@@ -9,6 +9,7 @@ import numpy as np
 
 from parity.bits import (
     all_finite,
+    by_name,
     is_float,
     ratio,
     relative_rms,
@@ -60,13 +61,14 @@ def compare(
     pair: Pair,
     layer_types: tuple[str, ...],
     forwards: int,
+    dtype: str,
     truth: Trace | None = None,
 ) -> list[Comparison]:
     """Judge every tap of every forward, in order of computation.
 
-    Taps that either side lacks are `missing`, and so are names that are no taps of this model.
-    `truth` is the float64 trace, needed where the pair is arbitrated; a tap it lacks is an error
-    of the caller.
+    `dtype` is the one the run computes in. Taps that either side lacks are `missing`, and so are
+    names that are no taps of this model. `truth` is the float64 trace, needed where the pair is
+    arbitrated; a tap it lacks is an error of the caller.
     """
     taps = order(layer_types)
     oracle_errors = (
@@ -78,7 +80,8 @@ def compare(
         for name, (_, tap) in taps.items():
             rule = pair.rule(tap.kind)
             a, b = candidate.get(forward, name), oracle.get(forward, name)
-            found = _missing(a, b, candidate.runner, oracle.runner) or _mismatch(a, b, rule)
+            due = by_name(dtype if tap.dtype == "working" else tap.dtype)
+            found = _missing(a, b, candidate.runner, oracle.runner) or _mismatch(a, b, rule, due)
             if found is None:
                 assert a is not None
                 assert b is not None
@@ -111,13 +114,16 @@ def _missing(
     return {"verdict": "missing", "detail": f"not recorded by {' and '.join(lacking)}"}
 
 
-def _mismatch(a: np.ndarray | None, b: np.ndarray | None, rule: Rule) -> dict[str, object] | None:
+def _mismatch(
+    a: np.ndarray | None, b: np.ndarray | None, rule: Rule, due: np.dtype
+) -> dict[str, object] | None:
     assert a is not None
     assert b is not None
     if a.shape != b.shape:
         return {"verdict": "shape", "detail": f"{list(a.shape)}, due {list(b.shape)}"}
-    if rule.require != "arbitrated" and a.dtype != b.dtype:
-        return {"verdict": "dtype", "detail": f"{a.dtype}, due {b.dtype}"}
+    # An arbitrated oracle may compute a tap in another dtype; the candidate may not.
+    if a.dtype != (wanted := due if rule.require == "arbitrated" else b.dtype):
+        return {"verdict": "dtype", "detail": f"{a.dtype}, due {wanted}"}
     return None
 
 

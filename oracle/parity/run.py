@@ -177,7 +177,7 @@ class _Judged:
                 self._reference = ReferenceRunner(self._target.checkpoint.path, self._target.dtype)
             truth = self._once(self._reference, case, feed)
         forwards = len(case.program.forwards())
-        return compare(ours, theirs, pair, case.layer_types, forwards, truth)
+        return compare(ours, theirs, pair, case.layer_types, forwards, self._target.dtype, truth)
 
     def _once(self, runner: Runner, case: CaseResult, feed: Feed | None) -> Trace:
         if feed is not None:

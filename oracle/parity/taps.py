@@ -20,7 +20,8 @@ class Tap:
 
     `inputs` are the taps it is computed from (`<` marks the previous layer's output and `@` the
     same tap before this step), so a difference can be traced to the first operation that has
-    equal inputs. `kind` groups taps that share their arithmetic, for the policy.
+    equal inputs. `kind` groups taps that share their arithmetic, for the policy. `dtype` is what an
+    MLX runner computes it in: `working` is the run's dtype.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Tap:
     kind: str
     inputs: tuple[str, ...] = ()
     state: bool = False
+    dtype: str = "working"
 
 
 _HEAD = (Tap("embed_tokens", "B S H", "embedding"),)
@@ -48,7 +50,7 @@ _LINEAR = (
     Tap(_L + "k", "B S Hk Dk", "qk_norm", (_L + "conv_out",)),
     Tap(_L + "v", "B S Hv Dv", "convolution", (_L + "conv_out",)),
     Tap(_L + "beta", "B S Hv", "gate", (_L + "b",)),
-    Tap(_L + "g", "B S Hv", "gate", (_L + "a",)),
+    Tap(_L + "g", "B S Hv", "gate", (_L + "a",), dtype="float32"),
     Tap(
         _L + "y",
         "B S Hv Dv",
@@ -61,6 +63,7 @@ _LINEAR = (
         "recurrence",
         (*(_L + x for x in ("k", "v", "beta", "g")), "@" + _L + "recurrent_state"),
         state=True,
+        dtype="float32",
     ),
     Tap(_L + "norm", "B S Hv Dv", "gated_norm", (_L + "y", _L + "z")),
     Tap(_L + "out", "B S H", "projection", (_L + "norm",)),
@@ -76,7 +79,7 @@ _FULL = (
     Tap(_A + "k_norm", "B S Hkv D", "norm", (_A + "k_proj",)),
     Tap(_A + "q_rope", "B Hq S D", "rope", (_A + "q_norm", "@" + _A + "offset")),
     Tap(_A + "k_rope", "B Hkv S D", "rope", (_A + "k_norm", "@" + _A + "offset")),
-    Tap(_A + "offset", "B", "exact", ("@" + _A + "offset",), state=True),
+    Tap(_A + "offset", "B", "exact", ("@" + _A + "offset",), state=True, dtype="int32"),
     Tap(_A + "keys", "B Hkv T D", "rope", (_A + "k_rope", "@" + _A + "keys"), state=True),
     Tap(_A + "values", "B Hkv T D", "projection", (_A + "v", "@" + _A + "values"), state=True),
     Tap(_A + "attention", "B Hq S D", "attention", (_A + "q_rope", _A + "keys", _A + "values")),

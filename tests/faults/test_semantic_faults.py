@@ -223,7 +223,7 @@ def test_transformers_catches_the_fault_and_names_its_place(name, monkeypatch, c
     result = checkpoints.judge(*fault.case, oracles=("transformers",))
     first = result["first_divergence"]
     assert result["verdict"] == "differs"
-    assert (first["step"], first["tap"]) == (fault.step, fault.tap)
+    assert (first["step"], first["tap"], first["verdict"]) == (fault.step, fault.tap, fault.verdict)
 
 
 @pytest.mark.parametrize("case", sorted({fault.case for fault in FAULTS.values()}))

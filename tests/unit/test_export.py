@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("mlx_lm")
 
+import torch
 from safetensors import safe_open
 
 from parity.export import Recipe, convert, export
@@ -41,6 +42,15 @@ TEXT = {
 }
 RECIPE = Recipe("tiny", TEXT)
 STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    # Torch's threads wait for each other at every small product: minutes, where cores are shared.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def tensors(folder):
@@ -88,7 +98,7 @@ def test_only_a_log_is_not_of_the_dtype(pair):
 
 
 def test_gains_are_stored_as_each_generation_does(pair):
-    dtype, exported, converted = pair
+    _, exported, converted = pair
     name = "layers.0.input_layernorm.weight"
     before = tensors(exported)[f"model.language_model.{name}"]
     after = tensors(converted)[f"language_model.model.{name}"]
