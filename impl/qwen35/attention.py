@@ -45,7 +45,8 @@ class GatedAttention(nn.Module):
         queries = tap("q_rope", rope(queries, self.rotary_dim, self.theta, cache.offset))
         keys = tap("k_rope", rope(keys, self.rotary_dim, self.theta, cache.offset))
         keys, values = cache.append(keys, values.transpose(0, 2, 1, 3))
-        tap("offset", mx.full((rows,), cache.offset, mx.int32))
+        if tap is not untapped:
+            tap("offset", mx.full((rows,), cache.offset, mx.int32))
         keys, values = tap("keys", keys), tap("values", values)
 
         attended = mx.fast.scaled_dot_product_attention(

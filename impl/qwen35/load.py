@@ -55,7 +55,9 @@ def apply(
 
 def _load(file: Path) -> dict[str, mx.array]:
     try:
-        return mx.load(str(file))
+        arrays = mx.load(str(file))
+        assert isinstance(arrays, dict)
+        return arrays
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(
             file, f"MLX cannot load it ({error})", "Fetch the file again"

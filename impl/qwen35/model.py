@@ -35,7 +35,7 @@ class Block(nn.Module):
     ) -> Float[mx.array, "B S H"]:
         """Advance the layer's cache by S tokens and return the residual stream after it."""
         normed = tap("input_layernorm", self.input_layernorm(x))
-        if self.is_linear:
+        if isinstance(cache, DeltaCache):
             h = x + self.linear_attn(normed, cache, within(tap, "linear_attn"))
         else:
             h = x + self.self_attn(normed, cache, within(tap, "self_attn"))

@@ -118,8 +118,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
 
     with contextlib.ExitStack() as stack:
         if options.model:
-            targets: Iterable[Target] = [_user_target(options)]
-            total = len(targets[0].programs)
+            own = _user_target(options)
+            targets: Iterable[Target] = [own]
+            total = len(own.programs)
         else:
             dtypes = (options.dtype,) if options.dtype else DTYPES
             names = suite.selected(options.case or (), dtypes)
@@ -245,13 +246,20 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def _report(value: dict[str, Any], options: argparse.Namespace) -> None:
-    from parity_reports.write import write
     from rich.console import Console
 
     from parity_reports import terminal
+    from parity_reports.write import write
 
     terminal.render(value, Console())
-    write(value, **_outputs(options))
+    paths = _outputs(options)
+    write(
+        value,
+        html=paths["html"],
+        markdown=paths["markdown"],
+        junit=paths["junit"],
+        json=paths["json"],
+    )
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         write(value, markdown=Path(summary), append=True)
 
@@ -261,8 +269,7 @@ def _write_not_run(options: argparse.Namespace, command: str, message: str) -> N
     path = _outputs(options)["json"]
     if path is None or not path.parent.is_dir() or path.is_dir():
         return
-    from parity_reports.write import write
-
     from parity.result import not_run
+    from parity_reports.write import write
 
     write(not_run(command, message), json=path)

@@ -151,6 +151,8 @@ def _draw(recipe: Recipe, name: str, shape: tuple[int, ...]) -> Any:
         return normal(0.5)
     if name.endswith(".embed_tokens.weight"):
         return normal(0.7)
+    if name.endswith("_proj.bias"):
+        return normal(0.3)
     if len(shape) != 2:
         raise RuntimeError(f"{name} {shape}: transformers has a parameter this does not know")
     value = normal(shape[1] ** -0.5)

@@ -43,10 +43,8 @@ class ReferenceRunner:
         self.weights = read_weights(Path(path), dtype)
 
     # A program is a parity.program.Program, unnamed here because that module imports qwen35.
-    def run(
-        self, program: Any, feed: Feed | None = None, on_forward: Callable = lambda: None
-    ) -> Trace:
-        """See parity.runners.base.Runner. `on_forward` is called after each forward."""
+    def run(self, program: Any, feed: Feed | None = None) -> Trace:
+        """See parity.runners.base.Runner."""
         config, layers = self.config, len(self.layer_types)
         info = {"numpy": np.__version__, "dtype": "float64", "weights": self.dtype}
         trace = Trace(self.name, self.layer_types, info)
@@ -63,7 +61,6 @@ class ReferenceRunner:
             x = model.put("norm", rms_norm(x, model["norm.weight"], config["rms_norm_eps"]))
             head = "embed_tokens" if config["tie_word_embeddings"] else "lm_head"
             model.put("logits", model.linear(head, x))
-            on_forward()
         return trace
 
 
@@ -79,12 +76,14 @@ class Part:
 
     def __getitem__(self, name: str) -> np.ndarray:
         if (full := self.prefix + name) not in self.weights:
-            raise ValueError(f"the checkpoint has no {full}. See what it has: parity inspect MODEL")
+            raise ValueError(f"the checkpoint has no {full}. Give one that is complete.")
         return self.weights[full]
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
-        """x Wᵀ, with W [outputs, inputs]."""
-        return x @ self[name + ".weight"].T
+        """x Wᵀ + b, with W [outputs, inputs] and b where the checkpoint has one."""
+        y = x @ self[name + ".weight"].T
+        bias = self.prefix + name + ".bias"
+        return y + self.weights[bias] if bias in self.weights else y
 
     def put(self, tap: str, value: np.ndarray) -> np.ndarray:
         """Record the value of a tap and return it."""

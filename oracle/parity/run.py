@@ -173,11 +173,18 @@ class _Judged:
         ours = self._once(self._candidate, case, feed)
         truth = None
         if pair.arbitrated:
-            if self._reference is None:
-                self._reference = ReferenceRunner(self._target.checkpoint.path, self._target.dtype)
-            truth = self._once(self._reference, case, feed)
+            truth = self._once(self._arbiter(), case, feed)
         forwards = len(case.program.forwards())
         return compare(ours, theirs, pair, case.layer_types, forwards, self._target.dtype, truth)
+
+    def _arbiter(self) -> ReferenceRunner:
+        if self._reference is None:
+            path = self._target.checkpoint.path
+            try:
+                self._reference = ReferenceRunner(path, self._target.dtype)
+            except (KeyError, ValueError) as error:
+                raise InputError(f"{path}: the reference cannot read it ({error}).") from None
+        return self._reference
 
     def _once(self, runner: Runner, case: CaseResult, feed: Feed | None) -> Trace:
         if feed is not None:

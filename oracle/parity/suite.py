@@ -57,6 +57,7 @@ _K3 = _SMALL | {
     "linear_num_value_heads": 8,
     "num_attention_heads": 14,
     "num_key_value_heads": 7,
+    "attention_bias": True,
     "tie_word_embeddings": True,
 }
 # The sizes of a public 0.8b model, with the layers and the vocabulary cut.

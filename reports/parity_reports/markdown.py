@@ -1,7 +1,7 @@
 """The report as GitHub Markdown, for a job summary."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from parity_reports.text import (
     Result,
@@ -69,7 +69,7 @@ def _fence(command: object) -> str:
     return f"{ticks}sh\n{text}\n{ticks}"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

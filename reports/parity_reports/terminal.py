@@ -61,7 +61,7 @@ def _encodable(value: Any, encoding: str) -> Any:
     if isinstance(value, str):
         return value.encode(encoding, "backslashreplace").decode(encoding)
     if isinstance(value, dict):
-        return {key: _encodable(item, encoding) for key, item in value.items()}
+        return {_encodable(key, encoding): _encodable(v, encoding) for key, v in value.items()}
     return [_encodable(item, encoding) for item in value] if isinstance(value, list) else value
 
 
@@ -70,7 +70,9 @@ def _print_headline(result: Result, console: Console) -> None:
     console.print(Text.assemble((verdict, _STYLE.get(verdict, "bold")), "  ", said))
     if result.get("error"):
         console.print(Padding(Text(f"why: {result['error']}"), (0, 0, 0, 2)))
-    judged = f"{result.get('candidate') or '?'} against {', '.join(pairs(result)) or 'no oracle'}"
+    if not pairs(result):
+        return
+    judged = f"{result.get('candidate') or '?'} against {', '.join(pairs(result))}"
     seconds = f"; {float(result['seconds']):.1f} s" if result.get("seconds") is not None else ""
     console.print(Text(f"{judged}; seed {result.get('seed', '?')}{seconds}", style="dim"))
 
@@ -108,9 +110,7 @@ def _totals(result: Result) -> Table:
             Text(oracle),
             *(number(pair.get(key, 0)) for key in ("compared", "identical", "within")),
             Text(number(failed), style="bold red" if failed else ""),
-            Text(
-                counted(left_out, "case") if left_out else "-", style="yellow" if left_out else ""
-            ),
+            Text(counted(left_out, "case"), style="yellow") if left_out else Text("-"),
         )
     return table
 

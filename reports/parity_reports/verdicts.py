@@ -105,15 +105,6 @@ def column_groups(cells: Iterable[Result]) -> list[Group]:
     return groups
 
 
-def is_first(first: Result | None, case: str, oracle: str, name: str) -> bool:
-    """Whether this tap of this case and oracle is where the run first diverges."""
-    return first is not None and (first.get("case"), first.get("oracle"), first.get("tap")) == (
-        case,
-        oracle,
-        name,
-    )
-
-
 def failing_first(cases: Sequence[Result]) -> list[Result]:
     """Return the cases, failing ones first, otherwise in the order they ran."""
     return sorted(cases, key=lambda case: not _fails(case))

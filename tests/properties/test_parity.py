@@ -38,6 +38,7 @@ def configs(draw):
         "linear_conv_kernel_dim": draw(st.integers(2, 5)),
         "vocab_size": 53,
         "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
     }
 
 

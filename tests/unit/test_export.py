@@ -3,10 +3,8 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers")
 pytest.importorskip("mlx_lm")
 
-import torch
 from safetensors import safe_open
 
 from parity.export import Recipe, convert, export
@@ -42,15 +40,6 @@ TEXT = {
 }
 RECIPE = Recipe("tiny", TEXT)
 STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    # Torch's threads wait for each other at every small product: minutes, where cores are shared.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def tensors(folder):

@@ -316,12 +316,6 @@ def test_a_feed_replaces_what_enters_a_layer_and_nothing_recorded_before_it(runn
     assert layers == {at}
 
 
-def test_progress_is_told_of_each_forward(runner):
-    told = []
-    runner.run(build(IDS, decode=2, chunk=4), on_forward=lambda: told.append(1))
-    assert len(told) == 5
-
-
 def test_an_id_outside_the_vocabulary_is_refused(runner):
     with pytest.raises(ProgramError, match="outside the vocabulary of 23"):
         runner.run(build([[1, -1]]))

@@ -5,6 +5,7 @@ import gc
 import mlx.core as mx
 import pytest
 
+from qwen35.cache import DeltaCache
 from qwen35.config import parse_config
 from qwen35.delta_net import GatedDeltaNet
 from qwen35.semantics import Semantics
@@ -34,13 +35,20 @@ CONFIG = {
 }
 
 
+@pytest.fixture(autouse=True)
+def exact_memory():
+    """Let no buffer of another size be reused, and no constant be made while measuring."""
+    limit = mx.set_cache_limit(0)
+    bytes_left_by_prefill(1)
+    yield
+    mx.set_cache_limit(limit)
+
+
 def bytes_left_by_prefill(tokens: int) -> int:
     """Return the active bytes that stay after a prefill whose cache alone is kept."""
     mx.random.seed(0)
     layer = GatedDeltaNet(parse_config(CONFIG, "test"), Semantics())
     mx.eval(layer.parameters())
-    from qwen35.cache import DeltaCache
-
     cache = DeltaCache()
     gc.collect()
     before = mx.get_active_memory()
@@ -57,7 +65,8 @@ def test_active_memory_after_2048_tokens_is_that_after_16():
 
 def test_it_is_the_size_of_the_cache():
     C, Hv, Dv, Dk = 2 * 2 * 32 + 6 * 160, 6, 160, 32
-    assert bytes_left_by_prefill(2048) == pytest.approx(4 * (3 * C + Hv * Dv * Dk), rel=0.02)
+    page = 1 << 14  # what an allocator may round each of the two arrays up to
+    assert 0 <= bytes_left_by_prefill(2048) - 4 * (3 * C + Hv * Dv * Dk) < 2 * page
 
 
 @pytest.mark.parametrize(

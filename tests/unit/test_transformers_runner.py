@@ -4,9 +4,6 @@ import shutil
 import ml_dtypes
 import numpy as np
 import pytest
-
-pytest.importorskip("transformers")
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,15 +48,6 @@ LETTERS |= {"Hk": 3, "Hv": 6, "Dk": 12, "Dv": 20, "C": 2 * 3 * 12 + 6 * 20, "n":
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 IDS = np.random.default_rng(7).integers(0, 131, (2, 13)).tolist()
 CHUNKED = build(IDS, decode=2, chunk=4)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    # Torch's threads wait for each other at every small product: minutes, where cores are shared.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers")
-
-import torch
-
-from parity import reference
+from parity import reference, suite
 from parity.bits import relative_rms
 from parity.export import Recipe, convert, export
 from parity.program import build
@@ -19,50 +15,9 @@ from qwen35.headers import open_checkpoint
 # Both round at 1.1e-16; measured over all of the cases below, the worst tap is 3.4e-14 apart.
 AGREE = 1e-12
 
-ROPE = {
-    "rope_type": "default",
-    "rope_theta": 1e7,
-    "partial_rotary_factor": 0.25,
-    "mrope_section": [2, 1, 1],
-    "mrope_interleaved": True,
-}
-TINY = {
-    "hidden_size": 44,
-    "intermediate_size": 68,
-    "num_hidden_layers": 4,
-    "full_attention_interval": 4,
-    "num_attention_heads": 10,
-    "num_key_value_heads": 5,
-    "head_dim": 32,
-    "linear_num_key_heads": 3,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
-    "linear_conv_kernel_dim": 4,
-    "vocab_size": 131,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "rope_parameters": ROPE,
-}
-REAL_HEADS = {
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "rope_parameters": ROPE | {"mrope_section": [11, 11, 10]},
-}
-INTERVAL_2_K3 = {"full_attention_interval": 2, "linear_conv_kernel_dim": 3}
 RECIPES = {
-    "tiny": Recipe("tiny", TINY),
-    "interval-2-k3": Recipe("k3", TINY | INTERVAL_2_K3 | {"tie_word_embeddings": True}),
-    "small-qk": Recipe("small-qk", TINY, qk_scale=4e-4),
-    "real-heads": Recipe("real-heads", TINY | REAL_HEADS),
+    name: Recipe(name, plan.text_config, qk_scale=plan.qk_scale)
+    for name, plan in suite.CHECKPOINTS.items()
 }
 PROGRAMS = {
     "one-shot": {"tokens": 17, "decode": 0, "chunk": None},
@@ -71,7 +26,7 @@ PROGRAMS = {
     "chunk-66": {"tokens": 70, "decode": 2, "chunk": 66},  # past a chunk of transformers' rule, 64
 }
 CASES = [(label, dtype) for label in RECIPES for dtype in ("float32", "bfloat16")]
-CASES.remove(("real-heads", "bfloat16"))  # the same code as in float32, at ten times the cost
+CASES.remove(("heads-0.8b", "bfloat16"))  # the same code as in float32, at ten times the cost
 
 
 def program(name, rows=2):
@@ -105,11 +60,7 @@ class Truths:
 
 @pytest.fixture(scope="module")
 def truths(tmp_path_factory):
-    threads = torch.get_num_threads()
-    # Torch's threads wait for each other at every small product: minutes, where cores are shared.
-    torch.set_num_threads(1)
-    yield Truths(tmp_path_factory.mktemp("truths"))
-    torch.set_num_threads(threads)
+    return Truths(tmp_path_factory.mktemp("truths"))
 
 
 def apart(ours, theirs):
@@ -221,7 +172,6 @@ def test_a_fault_in_the_reference_is_seen_at_its_tap(truths, monkeypatch, attrib
 
 
 def test_mlx_lms_own_conversion_is_the_same_model(truths):
-    pytest.importorskip("mlx_lm")
     converted = convert(truths.path("tiny"), truths.folder / "converted")
     ours = ReferenceRunner(converted, "float32").run(program("one-shot"))
     theirs = truths.transformers("tiny", "float32", "one-shot")

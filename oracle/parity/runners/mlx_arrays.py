@@ -1,5 +1,6 @@
 """Between MLX and NumPy without rounding, and what is to be said about an MLX run."""
 
+import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ def from_numpy(value: np.ndarray, dtype: mx.Dtype) -> mx.array:
 def run_info(dtype: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the versions, device and precision switches a trace has to name."""
     return {
-        "mlx": mx.__version__,
+        "mlx": importlib.metadata.version("mlx"),
         "device": device_key(),
         "dtype": dtype,
         "switches": {name: environ.get(name) for name in SWITCHES},
