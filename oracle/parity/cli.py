@@ -1,24 +1,16 @@
 """The command line. It alone reads the environment and prints."""
 
 import argparse
-import contextlib
-import os
 import shlex
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
+from parity.commands import EXIT_CODES, run
 from qwen35 import __version__
 from qwen35.errors import CannotRunError, InputError
 
-if TYPE_CHECKING:
-    from parity.run import Target
-
-DTYPES = ("float32", "float16", "bfloat16")
-HOLDS, DIFFERS, USAGE, CANNOT_RUN, NOTHING_COMPARED = 0, 1, 2, 3, 5
+COMMANDS = (run,)
+"""The modules of the commands; each has `add(commands)`, and `failed` where it writes a result."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,45 +23,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"qwen35-parity {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser(
-        "run",
-        help="run programs on a candidate and its oracles, and judge every tensor",
-        description="Without --model, runs the default suite on checkpoints made on the spot by "
-        "transformers and mlx-lm.",
-    )
-    run.add_argument("--model", help="checkpoint folder or hub id (a local folder comes first)")
-    run.add_argument("--candidate", default="impl", help="runner to be judged (default: impl)")
-    run.add_argument(
-        "--oracle",
-        action="append",
-        help="runner to judge by; repeatable (default: mlx-lm and transformers)",
-    )
-    run.add_argument("--program", help="program file (JSON) to run on --model")
-    run.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="compute in this dtype (default: the checkpoint's own; the suite runs all three)",
-    )
-    run.add_argument(
-        "--case",
-        action="append",
-        metavar="PATTERN",
-        help="run only the suite's cases that match, e.g. 'tiny/*/float32/*'; repeatable",
-    )
-    run.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="MLX device")
-    run.add_argument(
-        "--require-device",
-        action="store_true",
-        help="fail (exit 3) when the device is absent, instead of reporting the run as not run",
-    )
-    run.add_argument("--seed", type=int, default=0, help="draws weights and ids (default: 0)")
-    run.add_argument("--policy", help="policy file (TOML); default: the one shipped")
-    run.add_argument("--fail-fast", action="store_true", help="stop at the first failing case")
-    run.add_argument("--json", metavar="FILE", help="write the result as JSON")
-    run.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
-    run.add_argument("--junit", metavar="FILE", help="write JUnit XML")
-    run.add_argument("--markdown", metavar="FILE", help="write the summary as Markdown")
-    run.set_defaults(function=_run)
+    for module in COMMANDS:
+        module.add(commands)
     return top
 
 
@@ -81,195 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.function(options, command)
     except InputError as error:
-        message, code = str(error), USAGE
+        message, code = str(error), EXIT_CODES["usage"]
     except CannotRunError as error:
-        message, code = f"could not run: {error}", CANNOT_RUN
+        message, code = f"could not run: {error}", EXIT_CODES["cannot run"]
     except KeyboardInterrupt:
-        message, code = "interrupted", CANNOT_RUN
+        message, code = "interrupted", EXIT_CODES["cannot run"]
     print(f"parity: {message}", file=sys.stderr)
-    _write_not_run(options, command, message)
+    options.failed(options, command, message)
     return code
-
-
-def _run(options: argparse.Namespace, command: str) -> int:
-    from parity import policy, suite
-    from parity.result import exit_code, to_json
-    from parity.run import run
-    from parity.runners.registry import abilities
-
-    if options.case and options.model:
-        raise InputError("--case chooses from the suite. Drop it, or drop --model.")
-    if options.program and not options.model:
-        raise InputError("--program runs on a checkpoint. Add --model DIR.")
-    if options.seed < 0:
-        raise InputError(f"--seed {options.seed}: is negative. Give 0 or more.")
-    rules = policy.load(options.policy or policy.DEFAULT)
-    oracles = options.oracle or [n for n in ("mlx-lm", "transformers") if n != options.candidate]
-    for name in (options.candidate, *oracles):
-        abilities(name)
-    _check_outputs(options)
-    if not _select_device(options.device):
-        message = f"MLX has no {options.device} device here"
-        if options.require_device:
-            raise CannotRunError(f"{message}. Run on a machine that has one, or use --device cpu.")
-        print(f"parity: not run: {message}", file=sys.stderr)
-        _write_not_run(options, command, message)
-        return NOTHING_COMPARED
-
-    with contextlib.ExitStack() as stack:
-        if options.model:
-            own = _user_target(options)
-            targets: Iterable[Target] = [own]
-            total = len(own.programs)
-        else:
-            dtypes = (options.dtype,) if options.dtype else DTYPES
-            names = suite.selected(options.case or (), dtypes)
-            if not names:
-                raise InputError(
-                    f"--case {' '.join(options.case or ())}: no case of the suite matches. "
-                    f"Cases look like {suite.case_names()[0]}."
-                )
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-")))
-            repeat = _repeat(options, "seed", "candidate", "device", "policy")
-            targets = suite.targets(folder, names, options.seed, repeat)
-            total = len(names)
-        on_case = stack.enter_context(_progress(total * len(oracles)))
-        result = run(targets, options.candidate, oracles, rules, options.fail_fast, on_case)
-    value = to_json(result, command, options.seed)
-    _report(value, options)
-    return exit_code(value)
-
-
-def _user_target(options: argparse.Namespace) -> "Target":
-    from parity import program, suite
-    from parity.run import Target
-    from qwen35.config import parse_config
-    from qwen35.headers import open_checkpoint
-    from qwen35.load import plan_of, stored_dtype
-    from qwen35.semantics import Semantics
-
-    checkpoint = open_checkpoint(_model_folder(options.model))
-    config = parse_config(checkpoint.config, checkpoint.path)
-    plan = plan_of(checkpoint, Semantics())
-    if options.program:
-        given = program.load(options.program)
-        given.check_vocabulary(config.vocab_size)
-        programs = {Path(options.program).stem: given}
-    else:
-        programs = suite.default_programs(config.vocab_size, options.seed)
-    return Target(
-        Path(options.model).name or options.model,
-        checkpoint,
-        plan.generation,
-        options.dtype or stored_dtype(checkpoint),
-        programs,
-        _repeat(options, "model", "candidate", "dtype", "program", "seed", "device", "policy"),
-    )
-
-
-def _model_folder(name: str) -> Path:
-    """Return the folder of a local checkpoint, or of a hub id, fetched if it is not there yet."""
-    path = Path(name)
-    if path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") != 1:
-        return path
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "model*.safetensors"]))
-    except Exception as error:
-        raise CannotRunError(
-            f"{name}: no such folder, and the hub did not give it ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}). Give a local "
-            "folder, or check the network, HF_HUB_OFFLINE and the name."
-        ) from None
-
-
-def _select_device(name: str) -> bool:
-    """Make `name` MLX's default device; False where there is none.
-
-    Asked of a process of its own first: MLX can abort where it finds no device.
-    """
-    import mlx.core as mx
-
-    if name == "cpu":
-        mx.set_default_device(mx.cpu)
-        return True
-    probe = "import mlx.core as mx; mx.set_default_device(mx.gpu); mx.eval(mx.ones(2) + 1)"
-    if subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode:
-        return False
-    mx.set_default_device(mx.gpu)
-    return True
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar of `total` judgements on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
-
-
-def _repeat(options: argparse.Namespace, *names: str) -> str:
-    """Return `parity run` with those of the options that were given."""
-    words, defaults = ["parity", "run"], parser().parse_args(["run"])
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value != getattr(defaults, name):
-            words += [f"--{name}", str(value)]
-    return shlex.join(words).replace("{", "{{").replace("}", "}}")
-
-
-def _outputs(options: argparse.Namespace) -> dict[str, Path | None]:
-    kinds = ("json", "html", "junit", "markdown")
-    return {kind: Path(name) if (name := getattr(options, kind)) else None for kind in kinds}
-
-
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Fail before the work is done, not after it, where a report cannot be written."""
-    for kind, path in _outputs(options).items():
-        if path is not None and (not path.parent.is_dir() or path.is_dir()):
-            raise InputError(
-                f"--{kind} {path}: cannot be written. Name a file in an existing folder."
-            )
-
-
-def _report(value: dict[str, Any], options: argparse.Namespace) -> None:
-    from rich.console import Console
-
-    from parity_reports import terminal
-    from parity_reports.write import write
-
-    terminal.render(value, Console())
-    paths = _outputs(options)
-    write(
-        value,
-        html=paths["html"],
-        markdown=paths["markdown"],
-        junit=paths["junit"],
-        json=paths["json"],
-    )
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        write(value, markdown=Path(summary), append=True)
-
-
-def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
-    """Leave no older result behind for a bot to read: write that nothing was run, and why."""
-    path = _outputs(options)["json"]
-    if path is None or not path.parent.is_dir() or path.is_dir():
-        return
-    from parity.result import not_run
-    from parity_reports.write import write
-
-    write(not_run(command, message), json=path)

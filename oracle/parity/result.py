@@ -4,6 +4,7 @@ import platform
 from collections import Counter
 from typing import Any
 
+from parity.commands import EXIT_CODES
 from parity.compare import FAILED, Comparison
 from parity.run import CaseResult, PairResult, RunResult
 from parity.taps import split
@@ -40,7 +41,8 @@ def not_run(repeat: str, error: str) -> dict[str, Any]:
 
 def exit_code(value: dict[str, Any]) -> int:
     """Return 0 holds, 1 differs, 5 nothing was compared."""
-    return {"holds": 0, "differs": 1, "not-run": 5}[value["verdict"]]
+    key = "nothing compared" if value["verdict"] == "not-run" else value["verdict"]
+    return EXIT_CODES[key]
 
 
 def _pair_totals(result: RunResult, oracle: str) -> dict[str, Any]:

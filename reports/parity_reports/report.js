@@ -143,7 +143,8 @@ function drawHead(columns) {
   groups.append(corner);
   for (const group of data.groups) {
     groups.append(gap("th"));
-    const node = element("th", "group", group.taps.length > 1 ? group.title : "");
+    const title = element("span", "", group.taps.length > 1 ? group.title : "");
+    const node = element("th", "group", "", title);
     if (group.taps.length === 1) node.className += " single";
     node.colSpan = group.taps.length;
     node.scope = "colgroup";

@@ -212,3 +212,12 @@ def test_print_shows_the_whole_map(show):
     page.emulate_media(media="print")
     assert page.locator("#scroll").evaluate("map => getComputedStyle(map).maxHeight") == "none"
     assert page.locator("#cases").is_hidden()
+
+
+def test_print_is_light_where_the_screen_is_dark(show):
+    page = show(differing(), color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert (
+        page.locator(".card").first.evaluate("card => getComputedStyle(card).backgroundColor")
+        == "rgb(255, 255, 255)"
+    )

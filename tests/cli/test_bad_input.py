@@ -140,12 +140,12 @@ def test_a_hub_id_without_a_network(refuses, monkeypatch):
 
 
 def test_a_required_device_that_is_absent(refuses, monkeypatch):
-    monkeypatch.setattr("parity.cli._select_device", lambda name: False)
+    monkeypatch.setattr("parity.commands.run.select_device", lambda name: False)
     assert "no gpu device" in refuses("--device", "gpu", "--require-device", code=3)
 
 
 def test_an_absent_device_is_not_run_and_never_passed(refuses, monkeypatch, tmp_path):
-    monkeypatch.setattr("parity.cli._select_device", lambda name: False)
+    monkeypatch.setattr("parity.commands.run.select_device", lambda name: False)
     refuses("--device", "gpu", "--json", tmp_path / "r.json", code=5)
     assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "not-run"
 
