@@ -1,25 +1,23 @@
 """Comparison: a pure function of recorded traces and a policy."""
 
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from parity.arbitrate import PooledErrors, comparable, numbers
 from parity.bits import (
     all_finite,
     by_name,
     is_float,
-    ratio,
     relative_rms,
     same_bits_and_finite,
-    square_sums,
     ulp_distances,
     words,
 )
 from parity.policy import Pair, Rule
-from parity.taps import Tap, inputs, order, split
+from parity.taps import Tap, inputs, order
 from parity.trace import Trace
 
 Verdict = Literal["identical", "within", "exceeds", "missing", "shape", "dtype", "nonfinite"]
@@ -71,38 +69,70 @@ def compare(
     arbitrated; a tap it lacks is an error of the caller.
     """
     taps = order(layer_types)
-    oracle_errors = (
-        _OracleErrors(oracle, truth, pair.feed == "layer") if truth is not None else None
-    )
-    results: list[Comparison] = []
-    verdicts: dict[tuple[int, str], Comparison] = {}
+    pools = None
+    if pair.arbitrated:
+        assert truth is not None
+        pools = PooledErrors(candidate, oracle, truth, over_layers=pair.feed == "layer")
+    found: dict[tuple[int, str], Comparison] = {}
     for forward in range(forwards):
         for name, (_, tap) in taps.items():
             rule = pair.rule(tap.kind)
             a, b = candidate.get(forward, name), oracle.get(forward, name)
             due = by_name(dtype if tap.dtype == "working" else tap.dtype)
-            found = _missing(a, b, candidate.runner, oracle.runner) or _mismatch(a, b, rule, due)
-            if found is None:
+            seen = _missing(a, b, candidate.runner, oracle.runner) or _mismatch(a, b, rule, due)
+            if seen is None:
                 assert a is not None
                 assert b is not None
                 if rule.require == "arbitrated":
                     assert truth is not None
-                    assert oracle_errors is not None
+                    assert pools is not None
                     exact = truth.tensors[forward, name]
-                    found = _arbitrate(a, b, exact, rule, oracle_errors.pooled(name))
+                    seen = _arbitrated(a, b, exact, rule, pools.of(name)[1])
                 else:
-                    found = _bitwise(a, b, rule)
-            item = Comparison(
+                    seen = _bitwise(a, b, rule)
+            found[forward, name] = Comparison(
                 forward,
                 name,
                 require=rule.require,
                 reason=rule.reason,
-                **found,  # type: ignore[arg-type]
+                **seen,  # type: ignore[arg-type]
             )
-            verdicts[forward, name] = item
-            results.append(item)
-    results = [_attributed(item, verdicts, taps, pair, len(layer_types)) for item in results]
+    if pools is not None:
+        found |= _beyond_their_pool(found, pools, pair, taps)
+    results = [_attributed(item, found, taps, pair, len(layer_types)) for item in found.values()]
     return results + list(_unknown(candidate, oracle, taps, forwards))
+
+
+def _beyond_their_pool(
+    found: dict[tuple[int, str], Comparison],
+    pools: PooledErrors,
+    pair: Pair,
+    taps: dict[str, tuple[int, Tap]],
+) -> dict[tuple[int, str], Comparison]:
+    """Fail, of each pool whose error exceeds its factor, the comparison with the largest share."""
+    largest: dict[str, Comparison] = {}
+    for item in found.values():
+        if item.require == "arbitrated" and item.bound is not None:
+            other = largest.setdefault(pools.key(item.tap), item)
+            if _share(item) > _share(other):
+                largest[pools.key(item.tap)] = item
+    failed = {}
+    for item in largest.values():
+        rule = pair.rule(taps[item.tap][1].kind)
+        assert rule.factor is not None
+        ours, theirs = pools.of(item.tap)
+        if ours > rule.factor * theirs and not item.failed:
+            over = "program and layers" if pair.feed == "layer" else "program"
+            detail = (
+                f"pooled over the {over}: error {ours:.3g}, due at most {rule.factor:g} times "
+                f"{theirs:.3g}; this has the largest share"
+            )
+            failed[item.forward, item.tap] = replace(item, verdict="exceeds", detail=detail)
+    return failed
+
+
+def _share(item: Comparison) -> float:
+    return (item.candidate_to_truth or 0.0) / item.bound if item.bound else 0.0
 
 
 def _missing(
@@ -134,67 +164,26 @@ def _bitwise(a: np.ndarray, b: np.ndarray, rule: Rule) -> dict[str, object]:
     if same:
         return {"verdict": "identical", "max_ulp": 0, "max_abs": 0.0}
     left, right = a.astype(np.float64), b.astype(np.float64)
-    numbers: dict[str, object] = {
+    seen: dict[str, object] = {
         "max_abs": float(np.max(np.abs(left - right))),
         "candidate_to_oracle": relative_rms(a, b),
         "detail": _first_difference(a, b),
     }
     if is_float(a.dtype):
-        numbers["max_ulp"] = int(ulp_distances(a, b).max())
-    within = rule.require == "ulp" and numbers.get("max_ulp", np.inf) <= (rule.ulp or 0)  # type: ignore[operator]
-    return {"verdict": "within" if within else "exceeds", **numbers}
+        seen["max_ulp"] = int(ulp_distances(a, b).max())
+    within = rule.require == "ulp" and seen.get("max_ulp", np.inf) <= (rule.ulp or 0)  # type: ignore[operator]
+    return {"verdict": "within" if within else "exceeds", **seen}
 
 
-def _arbitrate(
-    a: np.ndarray, b: np.ndarray, truth: np.ndarray, rule: Rule, pooled: float
+def _arbitrated(
+    a: np.ndarray, b: np.ndarray, exact: np.ndarray, rule: Rule, pooled: float
 ) -> dict[str, object]:
-    if a.shape != truth.shape:
-        return {"verdict": "shape", "detail": f"{list(a.shape)}, due {list(truth.shape)}"}
-    if not (all_finite(a) and all_finite(b) and all_finite(truth)):
+    if a.shape != exact.shape:
+        return {"verdict": "shape", "detail": f"{list(a.shape)}, due {list(exact.shape)}"}
+    if not comparable(a, b, exact):
         return {"verdict": "nonfinite", "detail": _nonfinite(a, b)}
-    rounding = relative_rms(truth.astype(a.dtype), truth) if is_float(a.dtype) else 0.0
-    ours, theirs = relative_rms(a, truth), relative_rms(b, truth)
-    assert rule.factor is not None
-    bound = rule.factor * max(theirs, pooled, rounding)
-    same = a.dtype == b.dtype and same_bits_and_finite(a, b)[0]
-    numbers: dict[str, object] = {
-        "candidate_to_truth": ours,
-        "oracle_to_truth": theirs,
-        "candidate_to_oracle": relative_rms(a, b),
-        "max_abs": float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))),
-        "bound": bound,
-    }
-    if a.dtype == b.dtype and is_float(a.dtype):
-        numbers["max_ulp"] = 0 if same else int(ulp_distances(a, b).max())
-    if ours <= bound:
-        return {"verdict": "identical" if same else "within", **numbers}
-    return {"verdict": "exceeds", "detail": _first_difference(a, b), **numbers}
-
-
-class _OracleErrors:
-    """The oracle's error against the truth, pooled over the forwards of a tap.
-
-    Where each layer is fed the same input, errors of one kind of tap are alike in all layers, and
-    are pooled over them too.
-    """
-
-    def __init__(self, oracle: Trace, truth: Trace, over_layers: bool) -> None:
-        self._over_layers = over_layers
-        sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for (forward, name), exact in truth.tensors.items():
-            value = oracle.get(forward, name)
-            if value is None or value.shape != exact.shape or not all_finite(value):
-                continue
-            error, scale = square_sums(value, exact)
-            sums[self._key(name)][0] += error
-            sums[self._key(name)][1] += scale
-        self._errors = {key: ratio(*pair) for key, pair in sums.items()}
-
-    def _key(self, name: str) -> str:
-        return split(name)[1] if self._over_layers else name
-
-    def pooled(self, name: str) -> float:
-        return self._errors.get(self._key(name), 0.0)
+    within, seen = numbers(a, b, exact, rule, pooled)
+    return seen if within else seen | {"verdict": "exceeds", "detail": _first_difference(a, b)}
 
 
 def _nonfinite(a: np.ndarray, b: np.ndarray) -> str:
@@ -239,7 +228,7 @@ def _attributed(
         attribution = "carries"
     else:
         attribution = None
-    return Comparison(**{**item.__dict__, "attribution": attribution})
+    return replace(item, attribution=attribution)
 
 
 def _unknown(

@@ -23,14 +23,16 @@ class Rule:
     """What taps of these kinds must meet.
 
     `identical`: the same dtype and bits. `ulp`: the same dtype and at most `ulp` floats apart.
-    `arbitrated`: an error against float64 of at most `factor` times the oracle's own (or the
-    unavoidable rounding to the dtype, where that is larger); dtypes may differ.
+    `arbitrated`: an error against float64 of at most so many times the oracle's own (or the
+    unavoidable rounding to the dtype, where that is larger): `factor` for the errors pooled over
+    the program, `step_factor` for those of one forward; the oracle may use another dtype.
     """
 
     kinds: tuple[str, ...]
     require: Require
     reason: str
     factor: float | None = None
+    step_factor: float | None = None
     ulp: int | None = None
 
 
@@ -102,15 +104,17 @@ def _rule(entry: dict[str, Any]) -> Rule:
         raise ValueError(f"unknown kinds {', '.join(sorted(unknown))}")
     if not isinstance(rule.reason, str) or not rule.reason.strip():
         raise ValueError(f"the rule for {', '.join(rule.kinds)} gives no reason")
+    factors = (rule.factor, rule.step_factor)
     limits = {
-        "identical": rule.factor is None and rule.ulp is None,
-        "ulp": type(rule.ulp) is int and rule.ulp >= 0 and rule.factor is None,
-        "arbitrated": isinstance(rule.factor, float) and rule.factor >= 1.0 and rule.ulp is None,
+        "identical": factors == (None, None) and rule.ulp is None,
+        "ulp": type(rule.ulp) is int and rule.ulp >= 0 and factors == (None, None),
+        "arbitrated": rule.ulp is None
+        and all(isinstance(f, float) and 1.0 <= f < float("inf") for f in factors),
     }
     if not limits.get(rule.require, False):
         raise ValueError(
             f"the rule for {', '.join(rule.kinds)} requires {rule.require!r} with factor "
-            f"{rule.factor!r} and ulp {rule.ulp!r}; due is identical alone, ulp with a whole "
-            "number, or arbitrated with a factor of 1.0 or more"
+            f"{rule.factor!r}, step_factor {rule.step_factor!r} and ulp {rule.ulp!r}; due is "
+            "identical alone, ulp with a whole number, or arbitrated with both factors 1.0 or more"
         )
     return rule

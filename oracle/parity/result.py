@@ -174,6 +174,6 @@ def _environment(result: RunResult) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    for info in result.info.values():
-        merged |= {key: value for key, value in info.items() if key not in ("dtype", "weights")}
+    for info in result.info.values():  # the candidate's first: its device is the one that counts
+        merged = {k: v for k, v in info.items() if k not in ("dtype", "weights")} | merged
     return merged

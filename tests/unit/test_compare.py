@@ -13,7 +13,7 @@ TYPES = ("linear_attention", "full_attention")
 IDENTICAL = Pair("free", (Rule(("*",), "identical", "test"),))
 ARBITRATED = Pair(
     "free",
-    (Rule(("exact",), "identical", "test"), Rule(("*",), "arbitrated", "test", factor=2.0)),
+    (Rule(("exact",), "identical", "test"), Rule(("*",), "arbitrated", "test", 2.0, 4.0)),
 )
 TAP = "layers.0.linear_attn.q"
 
@@ -123,6 +123,19 @@ def test_an_error_of_several_times_the_oracles_exceeds():
     item = next(c for c in results if c.failed)
     assert item.candidate_to_truth == pytest.approx(1e-4, rel=1e-2)
     assert item.candidate_to_truth > item.bound
+
+
+def test_an_error_that_is_small_in_each_forward_and_large_over_all_exceeds_once():
+    truth = trace(dtype=np.float64)
+    ours = trace(1, noise=1e-5)
+    for forward in (0, 1):
+        exact = truth.tensors[forward, TAP]
+        ours.tensors[forward, TAP] = (exact * (1 + 3e-5)).astype(np.float32)
+    results = judge(ours, trace(2, noise=1e-5), ARBITRATED, truth)
+    (item,) = [c for c in results if c.failed]
+    assert item.tap == TAP
+    assert item.candidate_to_truth < item.bound
+    assert "pooled over the program: error 3e-05, due at most 2 times" in item.detail
 
 
 def test_a_candidate_in_a_lower_dtype_is_a_dtype_and_not_excused_by_its_rounding():

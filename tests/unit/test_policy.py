@@ -41,6 +41,7 @@ def test_a_pair_the_policy_does_not_name_is_none(tmp_path):
         ('require = "identical"', 'require = "identical"\nfactor = 2.0', "identical alone"),
         ('require = "identical"', 'require = "ulp"\nulp = -1', "ulp -1"),
         ('require = "identical"', 'require = "arbitrated"\nfactor = 0.5', "factor 0.5"),
+        ('require = "identical"', 'require = "arbitrated"\nfactor = 2.0', "step_factor None"),
         ('kinds = ["*"]', 'kinds = ["norms"]', "no rule for taps of kind|unknown kinds norms"),
         ('kinds = ["*"]', 'kinds = ["norm"]', "no rule for taps of kind"),
         ('feed = "free"', 'feed = "none"', "feed is 'none'"),
