@@ -175,5 +175,6 @@ def _environment(result: RunResult) -> dict[str, Any]:
         "platform": platform.platform(),
     }
     for info in result.info.values():  # the candidate's first: its device is the one that counts
-        merged = {k: v for k, v in info.items() if k not in ("dtype", "weights")} | merged
+        for key in info.keys() - merged.keys() - {"dtype", "weights"}:
+            merged[key] = info[key]
     return merged

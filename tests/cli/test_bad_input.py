@@ -67,9 +67,7 @@ def test_a_header_longer_than_the_file(refuses, model):
 def test_a_wrong_shape_for_the_config(refuses, model):
     change_config(model, intermediate_size=72)
     said = refuses("--model", model)
-    assert "mlp.gate_proj.weight" in said
-    assert "[68, 44]" in said
-    assert "[72, 44]" in said
+    assert "mlp.down_proj.weight' has shape [44, 68], config.json asks for [44, 72]" in said
 
 
 def test_a_layer_that_the_config_does_not_have(refuses, model):

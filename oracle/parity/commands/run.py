@@ -229,7 +229,6 @@ def _report(value: dict[str, Any], options: argparse.Namespace) -> None:
     from parity_reports import terminal
     from parity_reports.write import write
 
-    terminal.render(value, Console())
     paths = _outputs(options)
     write(
         value,
@@ -240,6 +239,11 @@ def _report(value: dict[str, Any], options: argparse.Namespace) -> None:
     )
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         write(value, markdown=Path(summary), append=True)
+    try:
+        terminal.render(value, Console())
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
