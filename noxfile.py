@@ -36,7 +36,7 @@ REPORTS = {"json": "result.json", "html": "report.html", "junit": "junit.xml"}
 def tests(session: nox.Session) -> None:
     """The test suite: units, properties, faults that must be caught, command line, browser."""
     install(session, "test")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "--ignore=tests/benchmarks", *session.posargs)
 
 
 @nox.session

@@ -1,9 +1,11 @@
 """Arbitration: a candidate's error against float64, judged by the oracle's own.
 
-Rounding errors of one tensor in one forward scatter widely where it is small or ill-conditioned,
-those of a whole program do not. So each forward is held to a wide factor, and the errors pooled
-over the program's forwards to a narrow one; where every layer is fed the oracle's input, errors of
-one kind of tap are alike in all layers, and are pooled over those too.
+Rounding errors scatter widely: one ill-conditioned token can have ten times the error in one
+runtime that it has in the other, and pass it on. So each forward is held to a wide factor of the
+oracle's error, and to a narrow one the *typical* error: the median over all vectors (the last axis)
+of a program's forwards, which a few unlucky tokens do not move and a systematic fault does. Where
+every layer is fed the oracle's input, errors of one kind of tap are alike in all layers, and the
+median is taken over those too.
 """
 
 from collections import defaultdict
@@ -13,10 +15,8 @@ import numpy as np
 from parity.bits import (
     all_finite,
     is_float,
-    ratio,
     relative_rms,
     same_bits_and_finite,
-    square_sums,
     ulp_distances,
 )
 from parity.policy import Rule
@@ -24,32 +24,38 @@ from parity.taps import split
 from parity.trace import Trace
 
 
-class PooledErrors:
-    """Errors of the candidate, the oracle and of rounding to the candidate's dtype, pooled."""
+class TypicalErrors:
+    """Median relative errors: the candidate's, the oracle's, and that of rounding alone."""
 
     def __init__(self, candidate: Trace, oracle: Trace, truth: Trace, over_layers: bool) -> None:
         self._over_layers = over_layers
-        sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(4))
+        errors: dict[str, list[np.ndarray]] = defaultdict(list)
         for (forward, name), exact in truth.tensors.items():
             ours, theirs = candidate.get(forward, name), oracle.get(forward, name)
             if ours is None or theirs is None or not comparable(ours, theirs, exact):
                 continue  # judged on its own
-            scale = square_sums(exact, exact)[1]
-            errors = (square_sums(v, exact)[0] for v in (ours, theirs, rounded(exact, ours.dtype)))
-            sums[self.key(name)] += [*errors, scale]
-        self._errors = {
-            key: tuple(ratio(error, scale) for error in errors)
-            for key, (*errors, scale) in sums.items()
+            values = (ours, theirs, rounded(exact, ours.dtype))
+            errors[self.key(name)].append(np.stack([vector_errors(v, exact) for v in values]))
+        self._medians = {
+            key: np.median(np.concatenate(parts, axis=1), axis=1) for key, parts in errors.items()
         }
 
     def key(self, name: str) -> str:
-        """Return what a tap is pooled under."""
+        """Return what a tap's errors are gathered under."""
         return split(name)[1] if self._over_layers else name
 
     def of(self, name: str) -> tuple[float, float]:
         """Return (the candidate's error, the larger of the oracle's and of rounding)."""
-        ours, theirs, rounding = self._errors.get(self.key(name), (0.0, 0.0, 0.0))
-        return ours, max(theirs, rounding)
+        ours, theirs, rounding = self._medians.get(self.key(name), (0.0, 0.0, 0.0))
+        return float(ours), float(max(theirs, rounding))
+
+
+def vector_errors(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Return |value − exact| / |exact| of each vector along the last axis; 0 for 0/0."""
+    error = np.linalg.norm(value.astype(np.float64) - exact, axis=-1).ravel()
+    scale = np.linalg.norm(exact.astype(np.float64), axis=-1).ravel()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0.0, 0.0, error / scale)
 
 
 def rounded(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -65,13 +71,13 @@ def comparable(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> bool:
 
 
 def numbers(
-    ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray, rule: Rule, pooled: float
+    ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray, rule: Rule, typical: float
 ) -> tuple[bool, dict[str, object]]:
     """Judge one forward: (within its bound, the numbers of a Comparison)."""
     assert rule.step_factor is not None
     errors = relative_rms(ours, exact), relative_rms(theirs, exact)
     rounding = relative_rms(rounded(exact, ours.dtype), exact)
-    bound = rule.step_factor * max(errors[1], pooled, rounding)
+    bound = rule.step_factor * max(errors[1], typical, rounding)
     found: dict[str, object] = {
         "candidate_to_truth": errors[0],
         "oracle_to_truth": errors[1],

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from parity.arbitrate import PooledErrors, comparable, numbers
+from parity.arbitrate import TypicalErrors, comparable, numbers
 from parity.bits import (
     all_finite,
     by_name,
@@ -69,10 +69,10 @@ def compare(
     arbitrated; a tap it lacks is an error of the caller.
     """
     taps = order(layer_types)
-    pools = None
+    typical = None
     if pair.arbitrated:
         assert truth is not None
-        pools = PooledErrors(candidate, oracle, truth, over_layers=pair.feed == "layer")
+        typical = TypicalErrors(candidate, oracle, truth, over_layers=pair.feed == "layer")
     found: dict[tuple[int, str], Comparison] = {}
     for forward in range(forwards):
         for name, (_, tap) in taps.items():
@@ -85,9 +85,9 @@ def compare(
                 assert b is not None
                 if rule.require == "arbitrated":
                     assert truth is not None
-                    assert pools is not None
+                    assert typical is not None
                     exact = truth.tensors[forward, name]
-                    seen = _arbitrated(a, b, exact, rule, pools.of(name)[1])
+                    seen = _arbitrated(a, b, exact, rule, typical.of(name)[1])
                 else:
                     seen = _bitwise(a, b, rule)
             found[forward, name] = Comparison(
@@ -97,34 +97,34 @@ def compare(
                 reason=rule.reason,
                 **seen,  # type: ignore[arg-type]
             )
-    if pools is not None:
-        found |= _beyond_their_pool(found, pools, pair, taps)
+    if typical is not None:
+        found |= _beyond_their_typical(found, typical, pair, taps)
     results = [_attributed(item, found, taps, pair, len(layer_types)) for item in found.values()]
     return results + list(_unknown(candidate, oracle, taps, forwards))
 
 
-def _beyond_their_pool(
+def _beyond_their_typical(
     found: dict[tuple[int, str], Comparison],
-    pools: PooledErrors,
+    typical: TypicalErrors,
     pair: Pair,
     taps: dict[str, tuple[int, Tap]],
 ) -> dict[tuple[int, str], Comparison]:
-    """Fail, of each pool whose error exceeds its factor, the comparison with the largest share."""
+    """Fail, where the typical error exceeds its factor, the comparison with the largest share."""
     largest: dict[str, Comparison] = {}
     for item in found.values():
         if item.require == "arbitrated" and item.bound is not None:
-            other = largest.setdefault(pools.key(item.tap), item)
+            other = largest.setdefault(typical.key(item.tap), item)
             if _share(item) > _share(other):
-                largest[pools.key(item.tap)] = item
+                largest[typical.key(item.tap)] = item
     failed = {}
     for item in largest.values():
         rule = pair.rule(taps[item.tap][1].kind)
         assert rule.factor is not None
-        ours, theirs = pools.of(item.tap)
+        ours, theirs = typical.of(item.tap)
         if ours > rule.factor * theirs and not item.failed:
             over = "program and layers" if pair.feed == "layer" else "program"
             detail = (
-                f"pooled over the {over}: error {ours:.3g}, due at most {rule.factor:g} times "
+                f"median over the {over}: error {ours:.3g}, due at most {rule.factor:g} times "
                 f"{theirs:.3g}; this has the largest share"
             )
             failed[item.forward, item.tap] = replace(item, verdict="exceeds", detail=detail)
@@ -176,13 +176,13 @@ def _bitwise(a: np.ndarray, b: np.ndarray, rule: Rule) -> dict[str, object]:
 
 
 def _arbitrated(
-    a: np.ndarray, b: np.ndarray, exact: np.ndarray, rule: Rule, pooled: float
+    a: np.ndarray, b: np.ndarray, exact: np.ndarray, rule: Rule, typical: float
 ) -> dict[str, object]:
     if a.shape != exact.shape:
         return {"verdict": "shape", "detail": f"{list(a.shape)}, due {list(exact.shape)}"}
     if not comparable(a, b, exact):
         return {"verdict": "nonfinite", "detail": _nonfinite(a, b)}
-    within, seen = numbers(a, b, exact, rule, pooled)
+    within, seen = numbers(a, b, exact, rule, typical)
     return seen if within else seen | {"verdict": "exceeds", "detail": _first_difference(a, b)}
 
 

@@ -24,8 +24,8 @@ class Rule:
 
     `identical`: the same dtype and bits. `ulp`: the same dtype and at most `ulp` floats apart.
     `arbitrated`: an error against float64 of at most so many times the oracle's own (or the
-    unavoidable rounding to the dtype, where that is larger): `factor` for the errors pooled over
-    the program, `step_factor` for those of one forward; the oracle may use another dtype.
+    unavoidable rounding to the dtype, where that is larger): `factor` for the typical error over
+    the program, `step_factor` for that of one forward; the oracle may use another dtype.
     """
 
     kinds: tuple[str, ...]

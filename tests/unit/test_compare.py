@@ -135,7 +135,7 @@ def test_an_error_that_is_small_in_each_forward_and_large_over_all_exceeds_once(
     (item,) = [c for c in results if c.failed]
     assert item.tap == TAP
     assert item.candidate_to_truth < item.bound
-    assert "pooled over the program: error 3e-05, due at most 2 times" in item.detail
+    assert "median over the program: error 3e-05, due at most 2 times" in item.detail
 
 
 def test_a_candidate_in_a_lower_dtype_is_a_dtype_and_not_excused_by_its_rounding():
