@@ -227,7 +227,7 @@ def _lock(file: Path, seconds: float, say: Say) -> Iterator[None]:
                 if descriptor >= 0:
                     os.close(descriptor)
                 raise CannotRunError(
-                    f"{file}: another process has held it for {seconds:.0f} s. End that process, "
+                    f"{file}: another process has held it for {seconds:g} s. End that process, "
                     "or remove the file if there is none."
                 ) from None
             if not told:
