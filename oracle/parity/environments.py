@@ -36,7 +36,8 @@ MLX = {
 CURRENT = ("0.32.2",)
 """mlx-lm versions that go with the mlx this runs on."""
 TRANSFORMERS = "5.24.0"
-"""The transformers that every version in these tables was seen to import and run with."""
+"""The transformers that the other versions in these tables were seen to import and run with."""
+_OWN_TRANSFORMERS = {"0.30.2": "5.0.0rc1", "0.30.5": "5.0.0rc3"}  # their packages ask for no other
 VERSIONED, EDITED = "mlx-lm==", "mlx-lm@"
 """What the names of runners in an environment and of runners of an edited copy begin with."""
 MARKER = "environment.json"
@@ -77,7 +78,7 @@ def pins(version: str) -> Pins:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return Pins(version, importlib.metadata.version("mlx"), TRANSFORMERS)
     if version in MLX:
-        return Pins(version, MLX[version], TRANSFORMERS)
+        return Pins(version, MLX[version], _OWN_TRANSFORMERS.get(version, TRANSFORMERS))
     return Pins(version, None, None)
 
 

@@ -12,6 +12,7 @@ from parity.result import to_json
 from parity.run import run
 from parity.runners.base import RunnerOptions
 from parity.runners.worker import Workers
+from qwen35.errors import CannotRunError
 
 CASE = ("tiny-k3", "float32", "chunk-2")
 RULE, MODEL = "models/gated_delta.py", "models/qwen3_5.py"
@@ -87,3 +88,12 @@ def test_being_fed_travels_over_files_without_a_bit_lost(checkpoints, tmp_path):
     for key, value in ours.tensors.items():
         assert value.dtype == theirs.tensors[key].dtype
         assert value.tobytes() == theirs.tensors[key].tobytes()
+
+
+def test_an_error_raised_in_a_copy_is_named_with_its_place(checkpoints, tmp_path):
+    copy = edited_copy(tmp_path, RULE, "    beta = mx.sigmoid(b)\n", "    beta = undefined(b)\n")
+    with pytest.raises(CannotRunError) as caught:
+        judged(checkpoints.target(*CASE), f"mlx-lm@{copy}")
+    message = f"mlx-lm@{copy}: NameError: name 'undefined' is not defined ({copy}/mlx_lm/{RULE}, "
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)

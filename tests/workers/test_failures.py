@@ -75,7 +75,7 @@ STARTS = {
     "answer(ok=True)": "answered without mlx_lm, file, mlx, python.",
     "hello(protocol=2)": "speaks protocol 2.",
     "hello(file='/elsewhere/mlx_lm/__init__.py')": "imported /elsewhere/mlx_lm/__init__.py, which",
-    "answer(error='ImportError: no such thing', kind='failed')": "ImportError: no such thing.",
+    "answer(error='ImportError: no such thing', kind='failed')": ": ImportError: no such thing",
 }
 
 

@@ -167,9 +167,9 @@ class Worker:
         if isinstance(answer, dict) and isinstance(answer.get("error"), str):
             if answer.get("kind") == "input":
                 raise InputError(answer["error"])
-            if answer.get("kind") == "cannot run":
-                raise CannotRunError(f"{self.name}: {answer['error']}")
-            raise self.failure(answer["error"])
+            if answer.get("kind") != "cannot run":
+                self.close()  # an error it did not foresee: what state is it in?
+            raise CannotRunError(f"{self.name}: {answer['error']}")
         if not isinstance(answer, dict) or answer.get("ok") is not True:
             raise self.failure(f"answered {line[:80]!r}, a line of JSON is due")
         if lacking := [field for field in due if field not in answer]:

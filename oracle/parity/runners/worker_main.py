@@ -68,9 +68,10 @@ def _answer(
     except Exception as error:
         kinds = {"InputError": "input", "CannotRunError": "cannot run"}
         kind = next((kinds[k.__name__] for k in type(error).__mro__ if k.__name__ in kinds), None)
+        text = str(error)
         if kind is None:
-            traceback.print_exc()
-        text = str(error) if kind else f"{type(error).__name__}: {error}"
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
         answer = {"error": text, "kind": kind or "failed"}
     stream.write(json.dumps(answer) + "\n")
     stream.flush()
@@ -149,7 +150,7 @@ def sanitize(request: dict[str, Any]) -> dict[str, Any]:
         return qwen3_5.Model(qwen3_5.ModelArgs.from_dict(config))
 
     models = {tied: model(tied) for tied in (False, True)}
-    values = mx.load(request["values"])
+    values = mx.load(request["values"], format="safetensors")
     assert isinstance(values, dict)
     results: dict[str, Any] = {}
     names = []
