@@ -47,6 +47,13 @@ def nightly(session: nox.Session) -> None:
 
 
 @nox.session
+def workers(session: nox.Session) -> None:
+    """Published versions of mlx-lm, each in an environment of its own (about 400 MB, kept)."""
+    install(session, "test")
+    session.run("pytest", "-m", "workers", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Formatting, lint, import directions and types."""
     install(session, "lint", extra="")

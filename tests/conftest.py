@@ -36,13 +36,17 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect (and so report) nightly tests unless they are asked for with -m."""
+    """Deselect (and so report) nightly and workers tests unless they are asked for with -m."""
     if config.getoption("-m"):
         return
-    nightly = [item for item in items if item.get_closest_marker("nightly")]
-    if nightly:
-        config.hook.pytest_deselected(items=nightly)
-        items[:] = [item for item in items if item not in nightly]
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("nightly") or item.get_closest_marker("workers")
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

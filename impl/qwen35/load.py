@@ -8,12 +8,10 @@ from qwen35.config import parse_config
 from qwen35.errors import CheckpointError
 from qwen35.headers import Checkpoint, open_checkpoint
 from qwen35.model import Model
-from qwen35.plan import Plan, check, make_plan
+from qwen35.plan import KEEPS_DTYPE, Plan, check, make_plan
 from qwen35.semantics import Semantics
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-KEEPS_DTYPE = ".A_log"
-"""Ending of the one parameter that keeps its stored dtype when a checkpoint is cast."""
 
 
 def plan_of(checkpoint: Checkpoint, semantics: Semantics) -> Plan:

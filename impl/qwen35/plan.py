@@ -23,6 +23,8 @@ SHIFTED = (
     ".k_norm.weight",
 )
 """Endings of the gains that are stored as γ−1; linear_attn.norm.weight is γ in both generations."""
+KEEPS_DTYPE = ".A_log"
+"""Ending of the one parameter that keeps its stored dtype when a checkpoint is cast."""
 _VISION = ("vision_tower", "model.visual")
 _ONE_MODEL = "Give the config.json and weights of one model"
 

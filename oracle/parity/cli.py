@@ -5,11 +5,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from parity.commands import EXIT_CODES, run
+from parity.commands import EXIT_CODES, make_checkpoint, run
 from qwen35 import __version__
 from qwen35.errors import CannotRunError, InputError
 
-COMMANDS = (run,)
+COMMANDS = (run, make_checkpoint)
 """The modules of the commands; each has `add(commands)`, and `failed` where it writes a result."""
 
 

@@ -5,40 +5,19 @@ values are ours. Each parameter is drawn from a generator seeded by its name, so
 on neither the order in which modules are made nor the dtype asked for.
 """
 
-import contextlib
 import hashlib
 import json
-import math
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parity import distributions
+from parity.new_folder import new_folder
 from parity.runners.transformers import needs_oracles, quiet
+from parity.synthetic import VISION
 from parity.taps import FULL, LINEAR
 from qwen35.errors import InputError
-
-# The smallest tower that transformers builds: it gives the checkpoint its `model.visual.*` names.
-_VISION = {
-    "depth": 1,
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_heads": 1,
-    "patch_size": 2,
-    "spatial_merge_size": 1,
-    "temporal_patch_size": 1,
-    "num_position_embeddings": 4,
-}
-_ZERO_CENTRED = (
-    "input_layernorm.weight",
-    "post_attention_layernorm.weight",
-    "q_norm.weight",
-    "k_norm.weight",
-    "language_model.norm.weight",
-)
 
 
 @dataclass(frozen=True)
@@ -70,10 +49,10 @@ def export(recipe: Recipe, folder: Path, dtype: str) -> Path:
     text = recipe.text_config | {"layer_types": layer_types, "dtype": dtype}
     text.pop("full_attention_interval", None)
     tied = bool(text.setdefault("tie_word_embeddings", False))
-    with _new_folder(folder) as new, quiet():
+    with new_folder(folder) as new, quiet():
         config = Qwen3_5Config(
             text_config=text,
-            vision_config=_VISION | {"out_hidden_size": text["hidden_size"], "dtype": dtype},
+            vision_config=VISION | {"out_hidden_size": text["hidden_size"], "dtype": dtype},
             tie_word_embeddings=tied,
             dtype=dtype,
         )
@@ -95,14 +74,30 @@ def export(recipe: Recipe, folder: Path, dtype: str) -> Path:
     return folder
 
 
-def convert(source: Path, folder: Path) -> Path:
-    """Convert an export with mlx_lm.convert, without quantization. Raises as `export` does."""
+def convert(
+    source: Path, folder: Path, bits: int | None = None, group_size: int | None = None
+) -> Path:
+    """Convert an export with mlx_lm.convert, quantized where `bits` is given.
+
+    Raises as `export` does, and InputError for what MLX cannot quantize.
+    """
     with needs_oracles():
         from mlx_lm import convert as mlx_lm_convert
     if not (source / "config.json").is_file():
         raise InputError(f"{source}: no config.json. Give the folder of an exported checkpoint.")
-    with _new_folder(folder) as new, quiet():
-        mlx_lm_convert(str(source), mlx_path=str(new))
+    with new_folder(folder) as new, quiet():
+        try:
+            mlx_lm_convert(
+                str(source),
+                mlx_path=str(new),
+                quantize=bits is not None,
+                q_bits=bits,
+                q_group_size=group_size,
+            )
+        except ValueError as error:
+            raise InputError(
+                f"{source}: mlx_lm.convert refuses it ({error}). Choose other bits or group size."
+            ) from None
     return folder
 
 
@@ -136,26 +131,14 @@ def _draw(recipe: Recipe, name: str, shape: tuple[int, ...]) -> Any:
     def uniform(low: float, high: float) -> torch.Tensor:
         return torch.rand(shape, generator=generator) * (high - low) + low
 
-    if ".visual." in name:
-        return normal(0.02)
     if name.endswith(".A_log"):
-        return uniform(0.5, 8.0).log()
+        return uniform(*distributions.A_LOG_RANGE).log()
     if name.endswith(".dt_bias"):
-        step = uniform(math.log(1e-3), math.log(1e-1)).exp()
-        return step.expm1().log() + normal(0.1)  # inverse softplus: decays over many time scales
-    if name.endswith(".linear_attn.norm.weight"):
-        return 1 + normal(0.1)
-    if name.endswith(_ZERO_CENTRED):
-        return normal(0.2)
-    if name.endswith(".conv1d.weight"):
-        return normal(0.5)
-    if name.endswith(".embed_tokens.weight"):
-        return normal(0.7)
-    if name.endswith("_proj.bias"):
-        return normal(0.3)
-    if len(shape) != 2:
-        raise RuntimeError(f"{name} {shape}: transformers has a parameter this does not know")
-    value = normal(shape[1] ** -0.5)
+        step = uniform(*distributions.STEP_RANGE).exp()  # inverse softplus
+        return step.expm1().log() + normal(distributions.STEP_NOISE)
+    spread = distributions.normal(name, shape)
+    assert spread is not None
+    value = normal(spread.std) + spread.mean
     if name.endswith(".in_proj_qkv.weight"):
         text = recipe.text_config
         value[: 2 * text["linear_num_key_heads"] * text["linear_key_head_dim"]] *= recipe.qk_scale
@@ -180,17 +163,3 @@ def _patch_config(path: Path, layer_types: list[str], interval: int) -> None:
     new = path.with_suffix(".new")
     new.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(new, path)
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a path to be made into a folder; it becomes `folder` if nothing is raised."""
-    if folder.exists() or folder.is_symlink():
-        raise InputError(f"{folder}: already exists. Choose another folder, or remove this one.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        yield place / folder.name
-        os.rename(place / folder.name, folder)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,9 +64,13 @@ class Policy:
     def pair(self, candidate: str, oracle: str, dtype: str) -> Pair | None:
         """Return the first pair that fits, or None where the policy says nothing."""
         for candidates, oracles, dtypes, pair in self.pairs:
-            if candidate in candidates and oracle in oracles and dtype in dtypes:
+            if _fits(candidate, candidates) and _fits(oracle, oracles) and dtype in dtypes:
                 return pair
         return None
+
+
+def _fits(name: str, patterns: frozenset[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def load(path: str | Path = DEFAULT) -> Policy:

@@ -174,7 +174,11 @@ def _environment(result: RunResult) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
-    for info in result.info.values():  # the candidate's first: its device is the one that counts
-        for key in info.keys() - merged.keys() - {"dtype", "weights"}:
-            merged[key] = info[key]
-    return merged
+    facts = {
+        runner: {key: value for key, value in info.items() if key not in ("dtype", "weights")}
+        for runner, info in result.info.items()
+    }
+    # Runners may differ in their versions: those of the candidate stand for the whole.
+    for runner in sorted(facts, key=lambda name: name == result.candidate):
+        merged |= facts[runner]
+    return merged | {"runners": facts}

@@ -9,7 +9,7 @@ from parity.compare import Comparison, compare
 from parity.policy import Pair, Policy
 from parity.program import Program
 from parity.reference import ReferenceRunner
-from parity.runners.base import Runner
+from parity.runners.base import Runner, RunnerOptions
 from parity.runners.registry import open_runner, why_not
 from parity.trace import Feed, Trace, feed_from
 from qwen35.config import parse_config
@@ -78,6 +78,7 @@ def run(
     policy: Policy,
     fail_fast: bool = False,
     on_case: OnCase = lambda name: None,
+    options: RunnerOptions = RunnerOptions(),  # noqa: B008 - frozen
 ) -> RunResult:
     """Run every program of every target.
 
@@ -92,7 +93,7 @@ def run(
     started = time.perf_counter()
     result = RunResult(candidate, tuple(oracles))
     for target in targets:
-        result.cases += _run_target(target, result, policy, on_case)
+        result.cases += _run_target(target, result, policy, on_case, options)
         if fail_fast and any(case.failed for case in result.cases):
             break
     result.seconds = time.perf_counter() - started
@@ -100,7 +101,7 @@ def run(
 
 
 def _run_target(
-    target: Target, result: RunResult, policy: Policy, on_case: OnCase
+    target: Target, result: RunResult, policy: Policy, on_case: OnCase, options: RunnerOptions
 ) -> list[CaseResult]:
     config = parse_config(target.checkpoint.config, target.checkpoint.path)
     cases = [
@@ -115,7 +116,7 @@ def _run_target(
     ]
     for case in cases:
         case.program.check_vocabulary(config.vocab_size)
-    judged = _Judged(target, result)
+    judged = _Judged(target, result, options)
     for oracle in result.oracles:
         pair = policy.pair(result.candidate, oracle, target.dtype)
         comparable = []
@@ -156,14 +157,14 @@ def _reason(
 class _Judged:
     """The candidate and the arbiter of one target, loaded once and run once a program and feed."""
 
-    def __init__(self, target: Target, result: RunResult) -> None:
-        self._target, self._result = target, result
+    def __init__(self, target: Target, result: RunResult, options: RunnerOptions) -> None:
+        self._target, self._result, self._options = target, result, options
         self._candidate: Runner | None = None
         self._reference: ReferenceRunner | None = None
         self._free: dict[tuple[str, str], Trace] = {}
 
     def open(self, name: str) -> Runner:
-        return open_runner(name, self._target.checkpoint, self._target.dtype)
+        return open_runner(name, self._target.checkpoint, self._target.dtype, self._options)
 
     def judge(self, case: CaseResult, oracle: Runner, pair: Pair) -> list[Comparison]:
         theirs = self._run(oracle, case.program)

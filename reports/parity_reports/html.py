@@ -121,7 +121,11 @@ def _oracles(result: Result) -> Iterator[dict[str, Any]]:
 
 def _environment(result: Result) -> Iterator[tuple[str, str]]:
     for name, value in (result.get("environment") or {}).items():
-        if isinstance(value, dict):
+        if name == "runners":
+            for runner, facts in value.items():
+                shown = (f"{k} {v}" for k, v in facts.items() if not isinstance(v, dict))
+                yield runner, ", ".join(shown)
+        elif isinstance(value, dict):
             for key, item in value.items():
                 yield key, "not set" if item is None else str(item)
         else:

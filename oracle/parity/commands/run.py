@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.commands import EXIT_CODES
+from parity.commands.worker_options import add_worker_options, make_workers
 from qwen35.errors import CannotRunError, InputError
+from qwen35.semantics import PRESETS
 
 if TYPE_CHECKING:
     from parity.run import Target
 
 DTYPES = ("float32", "float16", "bfloat16")
+_REPEATED = ("candidate", "semantics", "seed", "device", "policy", "cache")
 
 
 def add(commands: Any) -> None:
@@ -33,7 +36,14 @@ def add(commands: Any) -> None:
     run.add_argument(
         "--oracle",
         action="append",
-        help="runner to judge by; repeatable (default: mlx-lm and transformers)",
+        help="runner to judge by; repeatable (default: mlx-lm and transformers); mlx-lm==VERSION "
+        "runs in an environment of its own, mlx-lm@PATH a checkout or edited copy",
+    )
+    run.add_argument(
+        "--semantics",
+        choices=tuple(PRESETS),
+        default="mlx-lm-0.32",
+        help="the version of the model's definition that impl computes (default: mlx-lm-0.32)",
     )
     run.add_argument("--program", help="program file (JSON) to run on --model")
     run.add_argument(
@@ -55,6 +65,7 @@ def add(commands: Any) -> None:
     )
     run.add_argument("--seed", type=int, default=0, help="draws weights and ids (default: 0)")
     run.add_argument("--policy", help="policy file (TOML); default: the one shipped")
+    add_worker_options(run)
     run.add_argument("--fail-fast", action="store_true", help="stop at the first failing case")
     run.add_argument("--json", metavar="FILE", help="write the result as JSON")
     run.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
@@ -67,6 +78,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from parity import policy, suite
     from parity.result import exit_code, to_json
     from parity.run import run
+    from parity.runners.base import RunnerOptions
     from parity.runners.registry import abilities
 
     if options.case and options.model:
@@ -79,6 +91,11 @@ def _run(options: argparse.Namespace, command: str) -> int:
     oracles = options.oracle or [n for n in ("mlx-lm", "transformers") if n != options.candidate]
     for name in (options.candidate, *oracles):
         abilities(name)
+    if options.semantics != _defaults()["semantics"] and "impl" not in (
+        options.candidate,
+        *oracles,
+    ):
+        raise InputError(f"--semantics {options.semantics}: only impl has a choice. Drop it.")
     _check_outputs(options)
     if not select_device(options.device):
         message = f"MLX has no {options.device} device here"
@@ -89,6 +106,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         return EXIT_CODES["nothing compared"]
 
     with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(make_workers(options))
         if options.model:
             own = _user_target(options)
             targets: Iterable[Target] = [own]
@@ -102,11 +120,12 @@ def _run(options: argparse.Namespace, command: str) -> int:
                     f"Cases look like {suite.case_names()[0]}."
                 )
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-")))
-            repeat = _repeat(options, "seed", "candidate", "device", "policy")
+            repeat = _repeat(options, *_REPEATED)
             targets = suite.targets(folder, names, options.seed, repeat)
             total = len(names)
         on_case = stack.enter_context(_progress(total * len(oracles)))
-        result = run(targets, options.candidate, oracles, rules, options.fail_fast, on_case)
+        opened = RunnerOptions(options.semantics, workers)
+        result = run(targets, options.candidate, oracles, rules, options.fail_fast, on_case, opened)
     value = to_json(result, command, options.seed)
     _report(value, options)
     return exit_code(value)
@@ -118,11 +137,10 @@ def _user_target(options: argparse.Namespace) -> "Target":
     from qwen35.config import parse_config
     from qwen35.headers import open_checkpoint
     from qwen35.load import plan_of, stored_dtype
-    from qwen35.semantics import Semantics
 
     checkpoint = open_checkpoint(model_folder(options.model))
     config = parse_config(checkpoint.config, checkpoint.path)
-    plan = plan_of(checkpoint, Semantics())
+    plan = plan_of(checkpoint, PRESETS[options.semantics])
     if options.program:
         given = program.load(options.program)
         given.check_vocabulary(config.vocab_size)
@@ -135,7 +153,7 @@ def _user_target(options: argparse.Namespace) -> "Target":
         plan.generation,
         options.dtype or stored_dtype(checkpoint),
         programs,
-        _repeat(options, "model", "candidate", "dtype", "program", "seed", "device", "policy"),
+        _repeat(options, "model", "dtype", "program", *_REPEATED),
     )
 
 

@@ -1,10 +1,13 @@
 """What a runner is: a name, its abilities, and a run that yields a trace."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from parity.program import Program
 from parity.trace import Feed, Trace
+
+if TYPE_CHECKING:
+    from parity.runners.worker import Workers
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,15 @@ class Runner(Protocol):
         With `feed`, each layer is given that residual stream as its input instead of the output
         of the layer before (the outputs are recorded as computed).
         """
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """What runners are opened with, beyond the checkpoint and the dtype.
+
+    `semantics` names the preset of qwen35.semantics that `impl` computes with. `workers` starts and
+    keeps the worker processes; without it each runner that needs one has its own.
+    """
+
+    semantics: str = "mlx-lm-0.32"
+    workers: "Workers | None" = None

@@ -1,14 +1,17 @@
-"""Between MLX and NumPy without rounding, and what is to be said about an MLX run."""
+"""Between MLX and NumPy without rounding, and what is to be recorded of an MLX run."""
 
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
+
+from parity.taps import split
+from parity.trace import Feed, Trace
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_GDN_PACKED", "MLX_DISABLE_COMPILE")
 """Environment variables that change what MLX or mlx-lm computes."""
@@ -43,3 +46,29 @@ def device_key() -> str:
         return f"cpu-{machine}"
     architecture = str(mx.device_info().get("architecture", "unknown"))
     return f"{'metal' if mx.metal.is_available() else 'cuda'}-{architecture}"
+
+
+def recorder(
+    taken: dict[str, mx.array], forward: int, feed: Feed | None, dtype: mx.Dtype
+) -> Callable[[str, mx.array], mx.array]:
+    """Return a tap that keeps every tensor in `taken` and passes on what `feed` says."""
+
+    def tap(name: str, value: mx.array) -> mx.array:
+        taken[name] = value
+        if feed is None:
+            return value
+        layer, short = split(name)
+        if short == "embed_tokens":
+            return from_numpy(feed(forward, 0), dtype)
+        if short == "output" and layer is not None:
+            return from_numpy(feed(forward, layer + 1), dtype)
+        return value
+
+    return tap
+
+
+def record(trace: Trace, forward: int, taken: dict[str, mx.array]) -> None:
+    """Evaluate what a forward's taps took, and add it to the trace."""
+    mx.eval(list(taken.values()))
+    for name, value in taken.items():
+        trace.add(forward, name, to_numpy(value))

@@ -5,7 +5,6 @@ classes) is found from the loaded model, not from names of one version.
 """
 
 import contextlib
-import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -16,13 +15,12 @@ import mlx.nn as nn
 import numpy as np
 
 from parity.program import Program
-from parity.runners.impl import record, recorder
-from parity.runners.mlx_arrays import run_info
+from parity.runners.mlx_arrays import record, recorder, run_info
 from parity.taps import FULL, LINEAR
 from parity.trace import Feed, Trace
 from qwen35.errors import CannotRunError, CheckpointError
 from qwen35.headers import Checkpoint
-from qwen35.load import DTYPES, KEEPS_DTYPE
+from qwen35.plan import KEEPS_DTYPE
 
 Take = Callable[[str, mx.array], mx.array]
 
@@ -34,7 +32,7 @@ class MlxLmRunner:
 
     def __init__(self, checkpoint: Checkpoint, dtype: str) -> None:
         self.dtype = dtype
-        self.model = _load(checkpoint, DTYPES[dtype])
+        self.model = _load(checkpoint, getattr(mx, dtype))
         self.text = self.model.language_model
         self.blocks = list(self.text.model.layers)
         self.layer_types = tuple(LINEAR if b.is_linear else FULL for b in self.blocks)
@@ -47,13 +45,15 @@ class MlxLmRunner:
     def run(self, program: Program, feed: Feed | None = None) -> Trace:
         """See Runner."""
         program.check_vocabulary(self.text.args.vocab_size)
-        info = run_info(self.dtype) | {"mlx-lm": importlib.metadata.version("mlx-lm")}
+        # Not the installed distribution's: an edited copy may have been imported before it.
+        version = sys.modules["mlx_lm"].__version__
+        info = run_info(self.dtype) | {"mlx-lm": version}
         trace = Trace(self.name, self.layer_types, info)
         cache = self.model.make_cache()
         with replaced(self._functions):
             for forward, (_, _, ids) in enumerate(program.forwards()):
                 taken: dict[str, mx.array] = {}
-                self._tap = recorder(taken, forward, feed, DTYPES[self.dtype])
+                self._tap = recorder(taken, forward, feed, getattr(mx, self.dtype))
                 try:
                     logits = self.model(mx.array(ids.astype(np.int32)), cache=cache)
                 finally:
@@ -255,11 +255,17 @@ def replaced(functions: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 def _load(checkpoint: Checkpoint, dtype: mx.Dtype) -> nn.Module:
     try:
+        import mlx_lm
+    except ImportError as error:
+        raise CannotRunError(
+            f"mlx-lm is not installed ({error}). Install it: pip install 'qwen35-parity[oracles]'"
+        ) from None
+    try:
         from mlx_lm.models import qwen3_5
         from mlx_lm.utils import load_model
     except ImportError as error:
         raise CannotRunError(
-            f"mlx-lm is not installed ({error}). Install it: pip install 'qwen35-parity[oracles]'"
+            f"mlx-lm {mlx_lm.__version__} has no Qwen3.5 model ({error}). Name one from 0.30.7 on."
         ) from None
     model_type = checkpoint.config.get("model_type")
     if model_type != "qwen3_5":

@@ -2,55 +2,85 @@
 
 from collections.abc import Callable
 
+from parity.environments import EDITED, VERSIONED, package_folder, pins
 from parity.program import Program
-from parity.runners.base import Abilities, Runner
+from parity.runners.base import Abilities, Runner, RunnerOptions
 from qwen35.errors import InputError
 from qwen35.headers import Checkpoint
 
 
-def _impl(checkpoint: Checkpoint, dtype: str) -> Runner:
+def _impl(name: str, checkpoint: Checkpoint, dtype: str, options: RunnerOptions) -> Runner:
     from parity.runners.impl import ImplRunner
+    from qwen35.semantics import PRESETS
 
-    return ImplRunner(checkpoint, dtype)
+    return ImplRunner(checkpoint, dtype, PRESETS[options.semantics])
 
 
-def _mlx_lm(checkpoint: Checkpoint, dtype: str) -> Runner:
+def _mlx_lm(name: str, checkpoint: Checkpoint, dtype: str, options: RunnerOptions) -> Runner:
     from parity.runners.mlx_lm import MlxLmRunner
 
     return MlxLmRunner(checkpoint, dtype)
 
 
-def _transformers(checkpoint: Checkpoint, dtype: str) -> Runner:
+def _transformers(name: str, checkpoint: Checkpoint, dtype: str, options: RunnerOptions) -> Runner:
     from parity.runners.transformers import TransformersRunner
 
     return TransformersRunner(checkpoint, dtype)
 
 
-_RUNNERS: dict[str, tuple[Abilities, Callable[[Checkpoint, str], Runner]]] = {
+def _worker(name: str, checkpoint: Checkpoint, dtype: str, options: RunnerOptions) -> Runner:
+    from parity.runners.worker import WorkerRunner, Workers
+
+    return WorkerRunner(name, checkpoint, dtype, options.workers or Workers())
+
+
+_MLX_LM = Abilities(model_types=frozenset({"qwen3_5"}))
+_Open = Callable[[str, Checkpoint, str, RunnerOptions], Runner]
+_RUNNERS: dict[str, tuple[Abilities, _Open]] = {
     "impl": (Abilities(), _impl),
-    "mlx-lm": (Abilities(model_types=frozenset({"qwen3_5"})), _mlx_lm),
+    "mlx-lm": (_MLX_LM, _mlx_lm),
     "transformers": (Abilities(generations=frozenset({"transformers"})), _transformers),
+    VERSIONED: (_MLX_LM, _worker),
+    EDITED: (_MLX_LM, _worker),
 }
+NAMES = ("impl", "mlx-lm", "transformers", "mlx-lm==VERSION", "mlx-lm@PATH")
 
-NAMES = tuple(_RUNNERS)
 
-
-def abilities(name: str) -> Abilities:
-    """Return what the runner of this name can do. Raises InputError for an unknown name."""
+def _find(name: str) -> tuple[Abilities, _Open]:
     if name == "reference":
         raise InputError(
             "reference: it is the float64 arbiter of every arbitrated pair, not a candidate or an "
             "oracle. Use --oracle transformers, whose pairs it arbitrates."
         )
-    if name not in _RUNNERS:
+    # A worker's name is its prefix and what follows: a version or a path.
+    prefix = next((p for p in (VERSIONED, EDITED) if name.startswith(p)), name)
+    if prefix not in _RUNNERS or name in (VERSIONED, EDITED):
         raise InputError(f"{name}: no such runner. Known runners: {', '.join(NAMES)}.")
-    return _RUNNERS[name][0]
+    return _RUNNERS[prefix]
 
 
-def open_runner(name: str, checkpoint: Checkpoint, dtype: str) -> Runner:
+def abilities(name: str) -> Abilities:
+    """Return what the runner of this name can do.
+
+    Raises InputError for an unknown name, for what is no version and for a folder without mlx_lm.
+    """
+    able, _ = _find(name)
+    if name.startswith(VERSIONED):
+        pins(name.removeprefix(VERSIONED))
+    if name.startswith(EDITED):
+        package_folder(name)
+    return able
+
+
+def open_runner(
+    name: str,
+    checkpoint: Checkpoint,
+    dtype: str,
+    options: RunnerOptions = RunnerOptions(),  # noqa: B008 - frozen
+) -> Runner:
     """Load a runner's weights. Raises InputError, CheckpointError or CannotRunError."""
-    abilities(name)
-    return _RUNNERS[name][1](checkpoint, dtype)
+    _, opened = _find(name)
+    return opened(name, checkpoint, dtype, options)
 
 
 def why_not(
