@@ -2,11 +2,9 @@ import json
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mlx_lm")
-
 from safetensors import safe_open
 
+from parity import suite
 from parity.export import Recipe, convert, export
 from parity.program import build
 from parity.runners.transformers import TransformersRunner
@@ -14,30 +12,7 @@ from parity.taps import FULL, LINEAR
 from qwen35.errors import InputError
 from qwen35.headers import open_checkpoint
 
-TEXT = {
-    "hidden_size": 44,
-    "intermediate_size": 68,
-    "num_hidden_layers": 4,
-    "full_attention_interval": 4,
-    "num_attention_heads": 10,
-    "num_key_value_heads": 5,
-    "head_dim": 32,
-    "linear_num_key_heads": 3,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
-    "linear_conv_kernel_dim": 4,
-    "vocab_size": 131,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e7,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [2, 1, 1],
-        "mrope_interleaved": True,
-    },
-}
+TEXT = suite.CHECKPOINTS["tiny"].text_config | {"num_hidden_layers": 4}
 RECIPE = Recipe("tiny", TEXT)
 STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 

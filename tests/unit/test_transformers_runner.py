@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
+from parity import suite
 from parity.export import Recipe, export
 from parity.program import build
 from parity.runners import transformers_f64
@@ -19,30 +20,7 @@ from parity.trace import feed_from
 from qwen35.errors import CannotRunError, CheckpointError
 from qwen35.headers import open_checkpoint
 
-TEXT = {
-    "hidden_size": 44,
-    "intermediate_size": 68,
-    "num_hidden_layers": 4,
-    "full_attention_interval": 4,
-    "num_attention_heads": 10,
-    "num_key_value_heads": 5,
-    "head_dim": 32,
-    "linear_num_key_heads": 3,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
-    "linear_conv_kernel_dim": 4,
-    "vocab_size": 131,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e7,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [2, 1, 1],
-        "mrope_interleaved": True,
-    },
-}
+TEXT = suite.CHECKPOINTS["tiny"].text_config | {"num_hidden_layers": 4}
 LETTERS = {"B": 2, "H": 44, "I": 68, "V": 131, "Hq": 10, "Hkv": 5, "D": 32, "Hq*D": 320}
 LETTERS |= {"Hk": 3, "Hv": 6, "Dk": 12, "Dv": 20, "C": 2 * 3 * 12 + 6 * 20, "n": 3}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
