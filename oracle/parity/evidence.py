@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, BinaryIO
 
+from parity.shown import shown
 from qwen35.errors import CheckpointError
 from qwen35.headers import TensorHeader
 from qwen35.plan import SHIFTED
@@ -31,9 +32,9 @@ DECIDING = ("input_layernorm", "post_attention_layernorm")
 THRESHOLDS = (
     "γ−1: mean at most 0.35, with 5 % of the values or more below 0 (or all 0); γ: mean 0.6 to "
     "1.5, with fewer; γ+1: mean 1.6 to 2.6, with fewer; all by the median over the layers' two "
-    "norms; mixed: more than 1 in 8 of these clearly say another than the median"
+    "norms; mixed: two or more, and over 1 in 32, clearly say another than the median"
 )
-_MINORITY = 1 / 8
+_MINORITY = 1 / 32  # one shard of many is noticed, one odd layer is not
 _FORMATS = {"F16": "e", "F32": "f", "F64": "d"}
 
 assert set(KINDS.values()) == set(SHIFTED)
@@ -126,11 +127,11 @@ def judge(gains: Iterable[Gain], values: int = 0) -> Evidence:
         return Evidence("unclear", why, mean, gains, values)
     says = _says(mean, median(gain.negative for gain in deciding))
     others = [gain for gain in deciding if gain.says not in (says, "unclear")]
-    if says != "unclear" and len(others) > _MINORITY * len(deciding):
+    if says != "unclear" and len(others) > max(1, _MINORITY * len(deciding)):
         why = (
             f"{len(others)} of {len(deciding)} layer norms say {others[0].says}, the others {says}"
         )
-        return Evidence("mixed", f"{why}: {others[0].name} first", mean, gains, values)
+        return Evidence("mixed", f"{why}: {shown(others[0].name)} first", mean, gains, values)
     why = f"the mean of {len(deciding)} layer norms is {mean:.3g} (median), which says {says}"
     return Evidence(says, why, mean, gains, values)
 

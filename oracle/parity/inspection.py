@@ -10,6 +10,7 @@ from typing import Any
 from parity import census, rules
 from parity.evidence import NOT_READ, Evidence, read_evidence
 from parity.rules import Decision, Facts, Rule
+from parity.shown import shown
 from qwen35.errors import CheckpointError, InputError
 from qwen35.headers import Checkpoint
 from qwen35.plan import Plan, make_plan
@@ -49,7 +50,6 @@ class Inspection:
         return {
             name: None if d.shift is None else _OUTCOMES.get((self.evidence.says, d.shift))
             for name, d in self.decisions.items()
-            if name != "value-mean"  # it reads the same evidence
         }
 
     @property
@@ -125,7 +125,9 @@ def inspect(checkpoint: Checkpoint, rule: str = DEFAULT_RULE, evidence: bool = T
     try:
         plan = make_plan(facts.shapes, facts.tied)
     except ValueError as error:
-        raise CheckpointError(checkpoint.path, str(error), "Remove one of the two") from None
+        raise CheckpointError(
+            checkpoint.path, shown(str(error), 400), "Remove one of the two"
+        ) from None
     found = NOT_READ
     if evidence:
         found = read_evidence(checkpoint.tensors, {e.source: e.target for e in plan.entries})
@@ -145,7 +147,7 @@ def _sections(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
     if outer.get("model_type") not in _FAMILY:
         raise CheckpointError(
             file,
-            f"model_type is {str(outer.get('model_type'))[:80]!r}",
+            f"model_type is {shown(repr(outer.get('model_type')))}",
             f"Known are {', '.join(_FAMILY)}",
         )
     return outer, inner

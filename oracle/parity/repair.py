@@ -16,6 +16,7 @@ from parity.evidence import kind_of
 from parity.inspection import Inspection, inspect
 from parity.new_folder import new_folder
 from parity.safetensors_file import DTYPES, header
+from parity.shown import shown
 from qwen35.errors import CannotRunError, CheckpointError, InputError
 from qwen35.headers import INDEX, TensorHeader, open_checkpoint
 from qwen35.plan import Entry
@@ -62,7 +63,7 @@ class Repaired:
             done.append(f"{self.renamed} names changed to mlx-lm's")
         for why in dict.fromkeys(why for _, why in self.dropped):
             names = [name for name, reason in self.dropped if reason == why]
-            done.append(f"{len(names)} tensors dropped ({why}; {names[0]} first)")
+            done.append(f"{len(names)} tensors dropped ({why}; {shown(names[0])} first)")
         lines = [f"\n{self.folder}: repaired: {'; '.join(done)}.", self.sentence]
         if self.added < 0:
             lines.append(
@@ -70,7 +71,7 @@ class Repaired:
                 "original again is exact."
             )
         if self.left:
-            lines.append(f"Not copied: {', '.join(self.left)}.")
+            lines.append(f"Not copied: {', '.join(shown(name) for name in self.left)}.")
         return "\n".join(lines)
 
 
@@ -127,8 +128,8 @@ def _step(found: Inspection) -> int:
         shape = found.facts.shapes[entry.source]
         if "conv1d.weight" in entry.target and (len(shape) != 3 or 1 not in shape[1:]):
             raise InputError(
-                f"{where}: not repaired, as {entry.source} is {list(shape)}, neither [C, 1, K] nor "
-                "[C, K, 1]. Convert the original again."
+                f"{where}: not repaired, as {shown(entry.source)} is {list(shape)}, neither "
+                "[C, 1, K] nor [C, K, 1]. Convert the original again."
             )
     return _STEPS[found.evidence.says]
 
@@ -200,8 +201,8 @@ def _shifted(stream: BinaryIO, tensor: TensorHeader, step: int) -> bytes:
 
     if tensor.dtype not in ("F16", "BF16", "F32", "F64"):
         raise InputError(
-            f"{tensor.file}: not repaired, as gain {tensor.name!r} is {tensor.dtype}. Convert the "
-            "original again."
+            f"{tensor.file}: not repaired, as gain {shown(tensor.name)} is {tensor.dtype}. "
+            "Convert the original again."
         )
     values = np.frombuffer(b"".join(_chunks(stream, tensor)), DTYPES[tensor.dtype])
     return (values + np.array(step, values.dtype)).tobytes()

@@ -10,6 +10,7 @@ not look.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from parity.shown import shown
 from qwen35.plan import SHIFTED, Generation, Plan, Shapes, make_plan
 
 _CONV = "conv1d.weight"
@@ -57,8 +58,8 @@ def _planned(rule: str) -> Callable[[Facts], Decision]:
     def decide(facts: Facts) -> Decision:
         plan = make_plan(facts.shapes, facts.tied, rule)
         if flat := _unmovable(facts.shapes, plan):
-            return Decision(None, f"{flat} has no kernel axis to move", loads=False)
-        return Decision(plan.shift, plan.because)
+            return Decision(None, f"{shown(flat)} has no kernel axis to move", loads=False)
+        return Decision(plan.shift, shown(plan.because, 240))
 
     return decide
 
@@ -85,9 +86,11 @@ def _transformers(facts: Facts) -> Decision:
         if "mtp." in name or name.startswith("model.visual"):
             continue
         if not name.startswith(("model.", "lm_head.")):
-            return refuse(f"it does not know the name {name}")
+            return refuse(f"it does not know the name {shown(name)}")
         if name.endswith(_CONV) and len(shape) == 3 and shape[1] != 1:
-            return refuse(f"{name} is {list(shape)}, it asks for the kernel on the last axis")
+            return refuse(
+                f"{shown(name)} is {list(shape)}, it asks for the kernel on the last axis"
+            )
     if facts.quantized:
         return refuse("it does not read MLX's quantization")
     return Decision(True, "it computes 1 + w for every gain, in all its checkpoints")
@@ -102,20 +105,20 @@ def _mlx_vlm(draft_head_counts: bool) -> Callable[[Facts], Decision]:
         convs = [n for n, s in seen.items() if _CONV in n and s[-1:] != (1,)]
         known = ("language_model.", "vision_tower.")
         if foreign := [n for n, new in names.items() if not new.startswith(known)]:
-            return Decision(None, f"it does not know the name {foreign[0]}", loads=False)
+            return Decision(None, f"it does not know the name {shown(foreign[0])}", loads=False)
         if flat := [n for n in convs if len(facts.shapes[n]) < 3]:
-            return Decision(None, f"{flat[0]} has no kernel axis to move", loads=False)
+            return Decision(None, f"{shown(flat[0])} has no kernel axis to move", loads=False)
         if drafts:
-            return Decision(True, f"{drafts[0]} is a draft head's, which it takes for γ−1")
+            return Decision(True, f"{shown(drafts[0])} is a draft head's, which it takes for γ−1")
         if convs:
-            return Decision(True, f"{convs[0]} has its kernel on the last axis")
+            return Decision(True, f"{shown(convs[0])} has its kernel on the last axis")
         gains = [n for n, s in kept.items() if names[n].endswith(SHIFTED) and len(s) == 1]
         own = [n for n in gains if not n.startswith("language_model.")]
         if own and len(own) < len(gains):
-            why = f"it shifts {len(own)} of {len(gains)} gains, {own[0]} first, by their names"
+            why = f"it shifts {len(own)} of {len(gains)} gains, {shown(own[0])} first"
             return Decision(None, why, some=True)
         if own:
-            return Decision(True, f"{own[0]} does not begin with language_model.")
+            return Decision(True, f"{shown(own[0])} does not begin with language_model.")
         return Decision(False, "no conv weight has its kernel on the last axis, and the names are "
                         "converted ones")  # fmt: skip
 

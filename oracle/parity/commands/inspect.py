@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from parity.commands import EXIT_CODES
 from parity.commands.models import is_hub_id, model_folder
 from parity.rules import NAMES
+from parity.shown import shown
 from qwen35.errors import InputError
 
 
@@ -54,7 +56,7 @@ def _inspect(options: argparse.Namespace, command: str) -> int:
     found = inspect(open_checkpoint(model_folder(options.model)), options.rule, evidence)
     value = to_json(found, command)
     if options.json != "-":
-        print(_text(value))
+        _print(_text(value))
     if options.repair is not None:
         from parity.repair import repair
 
@@ -62,7 +64,7 @@ def _inspect(options: argparse.Namespace, command: str) -> int:
         value["repair"] = done.to_json()
         value["exit"] = EXIT_CODES["holds"]
         if options.json != "-":
-            print(done)
+            _print(str(done))
     _write(options, value)
     return value["exit"]
 
@@ -80,9 +82,15 @@ def _write(options: argparse.Namespace, value: dict[str, Any]) -> None:
         return
     text = json.dumps(value, indent=1, ensure_ascii=False)
     if options.json == "-":
-        print(text)
-    else:
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+        _print(text)
+    else:  # a lone surrogate becomes the JSON escape that it came from
+        Path(options.json).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+
+
+def _print(text: str) -> None:
+    """Print, escaping what the terminal's encoding lacks."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
@@ -110,14 +118,14 @@ def _text(value: dict[str, Any]) -> str:
         lines.append(f"  {reader:<17}{_names(value, reader)}")
     for wrong in value["wrong_shapes"][:3]:
         lines.append(
-            f"  wrong shape      {_shown(wrong['name'])} is {wrong['shape']}, {wrong['due']} is due"
+            f"  wrong shape      {shown(wrong['name'])} is {wrong['shape']}, {wrong['due']} is due"
         )
     lines += ["", f"  {'rule':<18}{'gains':<7}{'become':<8}{'loaded again':<16}because"]
     for name, rule in value["rules"].items():
         act = {True: "add 1", False: "keep", None: "?" if rule["loads"] else "-"}[rule["shift"]]
         lines.append(
             f"  {name:<18}{act:<7}{rule['gains_become'] or '-':<8}"
-            f"{_again(rule['idempotent']):<16}{_shown(rule['because'])}"
+            f"{_again(rule['idempotent']):<16}{shown(rule['because'])}"
         )
     if not value["agree"]:
         lines += ["", "  disagreements (x)"]
@@ -150,9 +158,7 @@ def _quantization(value: dict[str, Any]) -> str:
 def _part(value: dict[str, Any]) -> str:
     if not value["tensors"]:
         return "none"
-    return (
-        f"{value['tensors']} tensors, {value['bytes']:,} bytes, {_shown(value['names'][0])} first"
-    )
+    return f"{value['tensors']} tensors, {value['bytes']:,} bytes, {shown(value['names'][0])} first"
 
 
 def _size(value: dict[str, Any]) -> str:
@@ -165,17 +171,11 @@ def _size(value: dict[str, Any]) -> str:
 def _names(value: dict[str, Any], reader: str) -> str:
     missing, unexpected = value["missing"][reader], value["unexpected"][reader]
     if missing is None:
-        return _shown(value["untold"][reader], 160)
+        return shown(value["untold"][reader], 160)
     if not missing and not unexpected:
         return "all names there, none unexpected"
     return "; ".join(
-        f"{len(names)} {what} ({_shown(names[0])} first)"
+        f"{len(names)} {what} ({shown(names[0])} first)"
         for what, names in (("missing", missing), ("unexpected", unexpected))
         if names
     )
-
-
-def _shown(text: str, most: int = 120) -> str:
-    """Return a text that a hostile file cannot turn into control codes or pages."""
-    text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= most else text[: most - 1] + "…"
