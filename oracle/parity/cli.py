@@ -6,10 +6,11 @@ import sys
 from collections.abc import Sequence
 
 from parity.commands import EXIT_CODES, make_checkpoint, run
+from parity.commands import inspect as inspect_command
 from qwen35 import __version__
 from qwen35.errors import CannotRunError, InputError
 
-COMMANDS = (run, make_checkpoint)
+COMMANDS = (run, inspect_command, make_checkpoint)
 """The modules of the commands; each has `add(commands)`, and `failed` where it writes a result."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models import qwen3_5
+from mlx_lm.models import qwen3_5, qwen3_5_moe
 from strategies import name_maps
 
 from parity import suite
@@ -167,6 +167,53 @@ def test_every_tensor_is_loaded_once_or_dropped_with_a_reason(shapes, tied):
     plan = make_plan(shapes, tied)
     assert sorted([e.source for e in plan.entries] + [n for n, _ in plan.dropped]) == sorted(shapes)
     assert all(why for _, why in plan.dropped)
+
+
+@settings(deadline=None)
+@given(shapes=name_maps(), rule=st.sampled_from(["mlx-lm-0.31", "mlx-lm-0.32"]), data=st.data())
+def test_the_order_of_shards_and_names_decides_nothing(shapes, rule, data):
+    order = data.draw(st.permutations(list(shapes)))
+    one, two = make_plan(shapes, False, rule), make_plan({n: shapes[n] for n in order}, False, rule)
+    assert (one.shift, one.generation) == (two.shift, two.generation)
+    assert set(one.entries) == set(two.entries)
+    assert set(one.dropped) == set(two.dropped)
+
+
+def moe_sanitize(weights):
+    model = SimpleNamespace()
+    inner = SimpleNamespace(args=SimpleNamespace(tie_word_embeddings=False, num_hidden_layers=1))
+    inner.sanitize = lambda w: qwen3_5.TextModel.sanitize(inner, w)
+    model.language_model = inner
+    return qwen3_5_moe.Model.sanitize(model, weights)
+
+
+@settings(deadline=None)
+@given(
+    shapes=name_maps(),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    prefix=st.sampled_from(["model.language_model.", "language_model.model."]),
+)
+def test_a_mixture_of_experts_differs_in_nothing_but_its_experts(shapes, dtype, prefix):
+    experts = f"{prefix}layers.0.mlp.experts."
+    shapes = {n: s for n, s in shapes.items() if ".experts." not in n}
+    shapes |= {f"{experts}gate_up_proj": (2, 6, 4), f"{experts}down_proj": (2, 4, 3)}
+    shapes |= {f"{prefix}layers.0.mlp.gate.weight": (2, 4)}
+    weights = {
+        name: mx.array(np.random.default_rng(len(name)).normal(0, 0.3, shape), getattr(mx, dtype))
+        for name, shape in shapes.items()
+    }
+    theirs = moe_sanitize(dict(weights))
+    plan = make_plan(shapes, tied=False)
+    split = {e.target for e in plan.entries if ".experts." in e.target}
+    switch = {name for name in theirs if ".switch_mlp." in name}
+    assert (len(split), len(switch)) == (2, 3)
+    assert {e.target for e in plan.entries} - split == set(theirs) - switch
+    for entry in plan.entries:
+        if entry.target not in split:
+            value = weights[entry.source]
+            value = value.moveaxis(2, 1) if entry.move_conv else value
+            value = value + 1.0 if entry.add_one else value
+            assert to_numpy(value).tobytes() == to_numpy(theirs[entry.target]).tobytes()
 
 
 CONFIG = parse_config(

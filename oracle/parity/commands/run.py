@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.commands import EXIT_CODES
+from parity.commands.models import model_folder
 from parity.commands.worker_options import add_worker_options, make_workers
 from qwen35.errors import CannotRunError, InputError
 from qwen35.semantics import PRESETS
@@ -155,23 +156,6 @@ def _user_target(options: argparse.Namespace) -> "Target":
         programs,
         _repeat(options, "model", "dtype", "program", *_REPEATED),
     )
-
-
-def model_folder(name: str) -> Path:
-    """Return the folder of a local checkpoint, or of a hub id, fetched if it is not there yet."""
-    path = Path(name)
-    if path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") != 1:
-        return path
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "model*.safetensors"]))
-    except Exception as error:
-        raise CannotRunError(
-            f"{name}: no such folder, and the hub did not give it ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}). Give a local "
-            "folder, or check the network, HF_HUB_OFFLINE and the name."
-        ) from None
 
 
 def select_device(name: str) -> bool:
