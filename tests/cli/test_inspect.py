@@ -1,4 +1,4 @@
-"""`parity inspect` as it is typed: exit codes, output, speed, and no framework in its process."""
+"""`parity inspect` as it is typed: exit codes, output, memory, and no framework in its process."""
 
 import json
 import subprocess
@@ -12,23 +12,21 @@ from parity.cli import main
 
 FRAMEWORKS = ("torch", "transformers", "mlx", "mlx_lm")
 _CHECK = f"""
-import resource, sys, time
+import resource, sys
 from parity.cli import main
-begun = time.process_time()
 code = main(sys.argv[1:])
-seconds = time.process_time() - begun
 try:  # Linux: getrusage would count the process that this one was forked from
     status = open("/proc/self/status").read()
     peak = int(status.split("VmHWM:")[1].split()[0])
 except OSError:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 found = [name for name in {FRAMEWORKS} if name in sys.modules]
-print("CHECK", code, seconds, peak, ",".join(found))
+print("CHECK", code, peak, ",".join(found))
 """
 
 
 def process(*arguments, before=""):
-    """Run the command in a process of its own: exit code, seconds of work, peak KiB, frameworks."""
+    """Run the command in a process of its own: exit code, peak KiB, frameworks."""
     done = subprocess.run(
         [sys.executable, "-c", before + _CHECK, *map(str, arguments)],
         capture_output=True,
@@ -36,8 +34,8 @@ def process(*arguments, before=""):
         check=False,
     )
     assert "CHECK" in done.stdout, done.stderr
-    _, code, seconds, peak, found = done.stdout.splitlines()[-1].split(" ")
-    return int(code), float(seconds), int(peak), [name for name in found.split(",") if name]
+    _, code, peak, found = done.stdout.splitlines()[-1].split(" ")
+    return int(code), int(peak), [name for name in found.split(",") if name]
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +58,14 @@ def babbling(conversion, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--no-evidence"], ["--json"]])
-def test_a_27b_takes_a_second_100_mb_and_no_framework(big, arguments):
-    code, seconds, peak, found = process("inspect", big, *arguments)
+def test_a_27b_takes_100_mb_and_no_framework(big, arguments):
+    code, peak, found = process("inspect", big, *arguments)
     assert (code, found) == (0, [])
-    assert seconds < 1
     assert peak < 100 * 1024
 
 
 def test_a_repair_needs_no_framework_either(babbling, tmp_path):
-    code, _, _, found = process("inspect", babbling, "--repair", tmp_path / "fixed")
+    code, _, found = process("inspect", babbling, "--repair", tmp_path / "fixed")
     assert (code, found) == (0, [])
     assert (tmp_path / "fixed" / "model.safetensors").exists()
 
