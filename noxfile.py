@@ -41,9 +41,18 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """The long tests: many seeds, drawn afresh each time; the seed is printed."""
+    """The long tests: 200 seeds of clean pairs, properties drawn afresh; the seed is printed."""
     install(session, "test")
-    session.run("pytest", "-m", "nightly", "--hypothesis-profile=nightly", *session.posargs)
+    places = ("tests/nightly", "tests/properties", "tests/unit")
+    drawn = ("-m", "not workers", "--hypothesis-profile=nightly")
+    session.run("pytest", *places, *drawn, *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Coverage-guided fuzzing of the header reader, for a minute."""
+    install(session, "fuzz", extra="")
+    session.run("python", "tests/fuzz/fuzz_headers.py", "-max_total_time=60", *session.posargs)
 
 
 @nox.session

@@ -1,6 +1,4 @@
-"""Coverage-guided fuzzing of the header reader. Not collected by pytest; run it by hand:
-
-pip install --group fuzz && python tests/fuzz/fuzz_headers.py -max_total_time=60
+"""Coverage-guided fuzzing of the header reader. Not collected by pytest: `nox -s fuzz`.
 """
 
 import json
