@@ -1,5 +1,4 @@
-"""Coverage-guided fuzzing of the header reader. Not collected by pytest: `nox -s fuzz`.
-"""
+"""Coverage-guided fuzzing of the header reader. Not collected by pytest: `nox -s fuzz`."""
 
 import json
 import os
