@@ -16,6 +16,7 @@ from qwen35.semantics import PRESETS
 
 L, A = "linear_attn.", "self_attn."
 FULL = "layers.3."
+CHUNKS = ("tiny", "float32", "chunk-3")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def halves_swapped(split):
 
 
 class _Mx:
-    """mlx.core with one function replaced, for one module."""
+    """mlx.core, or its fast module, with some functions replaced, for one module."""
 
     def __init__(self, **replacements):
         self.__dict__.update(replacements)
@@ -135,6 +136,47 @@ def offset_stays(mp):
         return result
 
     mp.setattr(qwen35.cache.KVCache, "append", append)
+
+
+def forgets(slot):
+    """Return a patch that loses one slot of a linear layer's cache after every forward."""
+    return lambda mp: mp.setattr(
+        qwen35.cache.DeltaCache, "advance", lambda self, tokens: setattr(self, slot, None)
+    )
+
+
+def attend(**changes):
+    """Return a patch that calls the attention with other arguments."""
+
+    def patch(mp):
+        attention = lambda *args, **options: mx.fast.scaled_dot_product_attention(
+            *args, **(options | changes)
+        )
+        mp.setattr(qwen35.attention, "mx", _Mx(fast=_Mx(scaled_dot_product_attention=attention)))
+
+    return patch
+
+
+def states_of_other_rows(update):
+    def leaking(*args):
+        y, state = update(*args)
+        return y, state[::-1]
+
+    return leaking
+
+
+def norms_swapped(apply):
+    def swapped(*args):
+        weights = dict(apply(*args))
+        names = [f"language_model.model.{FULL}{A}{x}_norm.weight" for x in "qk"]
+        values = [weights[name] for name in names]
+        return list((weights | dict(zip(names, values[::-1], strict=True))).items())
+
+    return swapped
+
+
+def one_position_late(rope):
+    return lambda x, dim, theta, offset: rope(x, dim, theta, offset + (offset > 0))
 
 
 def rope_with(**changes):
@@ -200,6 +242,28 @@ FAULTS = {
     ),
     "heads repeated by tiling": Fault(
         patched(qwen35.delta_net, "gated_delta_update", tiled_heads), f"layers.0.{L}y"
+    ),
+    "state not kept": Fault(forgets("recurrent_state"), f"layers.0.{L}y", CHUNKS, step=1),
+    "tail not kept": Fault(forgets("conv_tail"), f"layers.0.{L}conv_out", CHUNKS, step=1),
+    "states of other rows": Fault(
+        patched(qwen35.delta_net, "gated_delta_update", states_of_other_rows),
+        f"layers.0.{L}recurrent_state",
+    ),
+    "dt_bias left out": Fault(
+        patched(
+            qwen35.delta_net,
+            "decay",
+            lambda real: lambda A_log, a, dt_bias: real(A_log, a, 0 * dt_bias),
+        ),
+        f"layers.0.{L}g",
+    ),
+    "query and key norms swapped": Fault(
+        patched(qwen35.load, "apply", norms_swapped), f"{FULL}{A}q_norm"
+    ),
+    "scores not scaled": Fault(attend(scale=1.0), f"{FULL}{A}attention"),
+    "attention not causal": Fault(attend(mask=None), f"{FULL}{A}attention"),
+    "rope one position late": Fault(
+        patched(qwen35.attention, "rope", one_position_late), f"{FULL}{A}q_rope", CHUNKS, step=1
     ),
     "cache offset not advanced": Fault(offset_stays, f"{FULL}{A}offset"),
 }
