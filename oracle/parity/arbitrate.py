@@ -3,9 +3,8 @@
 Rounding errors scatter widely: one ill-conditioned token can have ten times the error in one
 runtime that it has in the other, and pass it on. So each forward is held to a wide factor of the
 oracle's error, and to a narrow one the *typical* error: the median over all vectors (the last axis)
-of a program's forwards, which a few unlucky tokens do not move and a systematic fault does. Where
-every layer is fed the oracle's input, errors of one kind of tap are alike in all layers, and the
-median is taken over those too.
+of a program's forwards, which a few unlucky tokens do not move and a systematic fault does. No
+error passes the rule's ceiling, however wrong the oracle is.
 """
 
 from collections import defaultdict
@@ -20,33 +19,27 @@ from parity.bits import (
     ulp_distances,
 )
 from parity.policy import Rule
-from parity.taps import split
 from parity.trace import Trace
 
 
 class TypicalErrors:
     """Median relative errors: the candidate's, the oracle's, and that of rounding alone."""
 
-    def __init__(self, candidate: Trace, oracle: Trace, truth: Trace, over_layers: bool) -> None:
-        self._over_layers = over_layers
+    def __init__(self, candidate: Trace, oracle: Trace, truth: Trace) -> None:
         errors: dict[str, list[np.ndarray]] = defaultdict(list)
         for (forward, name), exact in truth.tensors.items():
             ours, theirs = candidate.get(forward, name), oracle.get(forward, name)
             if ours is None or theirs is None or not comparable(ours, theirs, exact):
                 continue  # judged on its own
             values = (ours, theirs, rounded(exact, ours.dtype))
-            errors[self.key(name)].append(np.stack([vector_errors(v, exact) for v in values]))
+            errors[name].append(np.stack([vector_errors(v, exact) for v in values]))
         self._medians = {
-            key: np.median(np.concatenate(parts, axis=1), axis=1) for key, parts in errors.items()
+            name: np.median(np.concatenate(parts, axis=1), axis=1) for name, parts in errors.items()
         }
-
-    def key(self, name: str) -> str:
-        """Return what a tap's errors are gathered under."""
-        return split(name)[1] if self._over_layers else name
 
     def of(self, name: str) -> tuple[float, float]:
         """Return (the candidate's error, the larger of the oracle's and of rounding)."""
-        ours, theirs, rounding = self._medians.get(self.key(name), (0.0, 0.0, 0.0))
+        ours, theirs, rounding = self._medians.get(name, (0.0, 0.0, 0.0))
         return float(ours), float(max(theirs, rounding))
 
 
@@ -77,7 +70,8 @@ def numbers(
     assert rule.step_factor is not None
     errors = relative_rms(ours, exact), relative_rms(theirs, exact)
     rounding = relative_rms(rounded(exact, ours.dtype), exact)
-    bound = rule.step_factor * max(errors[1], typical, rounding)
+    assert rule.ceiling is not None
+    bound = min(rule.step_factor * max(errors[1], typical, rounding), rule.ceiling)
     found: dict[str, object] = {
         "candidate_to_truth": errors[0],
         "oracle_to_truth": errors[1],

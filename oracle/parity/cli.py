@@ -1,8 +1,10 @@
 """The command line. It alone reads the environment and prints."""
 
 import argparse
+import contextlib
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 
 from parity.commands import EXIT_CODES, make_checkpoint, run
@@ -42,6 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = f"could not run: {error}", EXIT_CODES["cannot run"]
     except KeyboardInterrupt:
         message, code = "interrupted", EXIT_CODES["cannot run"]
+    except OSError as error:  # a name too long for a path, a disk that is full
+        message, code = f"{error}. Check the path and the disk.", EXIT_CODES["usage"]
+    except Exception as error:  # a fault here must not read as `differs`, which is exit code 1
+        traceback.print_exc()
+        message = f"could not run: a fault of parity itself ({type(error).__name__}: {error})"
+        code = EXIT_CODES["cannot run"]
     print(f"parity: {message}", file=sys.stderr)
-    options.failed(options, command, message)
+    with contextlib.suppress(InputError, OSError):  # what stopped the run may stop this too
+        options.failed(options, command, message)
     return code

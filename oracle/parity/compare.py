@@ -72,7 +72,7 @@ def compare(
     typical = None
     if pair.arbitrated:
         assert truth is not None
-        typical = TypicalErrors(candidate, oracle, truth, over_layers=pair.feed == "layer")
+        typical = TypicalErrors(candidate, oracle, truth)
     found: dict[tuple[int, str], Comparison] = {}
     for forward in range(forwards):
         for name, (_, tap) in taps.items():
@@ -113,18 +113,18 @@ def _beyond_their_typical(
     largest: dict[str, Comparison] = {}
     for item in found.values():
         if item.require == "arbitrated" and item.bound is not None:
-            other = largest.setdefault(typical.key(item.tap), item)
+            other = largest.setdefault(item.tap, item)
             if _share(item) > _share(other):
-                largest[typical.key(item.tap)] = item
+                largest[item.tap] = item
     failed = {}
     for item in largest.values():
         rule = pair.rule(taps[item.tap][1].kind)
         assert rule.factor is not None
+        assert rule.ceiling is not None
         ours, theirs = typical.of(item.tap)
-        if ours > rule.factor * theirs and not item.failed:
-            over = "program and layers" if pair.feed == "layer" else "program"
+        if not ours <= min(rule.factor * theirs, rule.ceiling) and not item.failed:
             detail = (
-                f"median over the {over}: error {ours:.3g}, due at most {rule.factor:g} times "
+                f"median over the program: error {ours:.3g}, due at most {rule.factor:g} times "
                 f"{theirs:.3g}; this has the largest share"
             )
             failed[item.forward, item.tap] = replace(item, verdict="exceeds", detail=detail)

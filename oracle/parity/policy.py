@@ -26,7 +26,8 @@ class Rule:
     `identical`: the same dtype and bits. `ulp`: the same dtype and at most `ulp` floats apart.
     `arbitrated`: an error against float64 of at most so many times the oracle's own (or the
     unavoidable rounding to the dtype, where that is larger): `factor` for the typical error over
-    the program, `step_factor` for that of one forward; the oracle may use another dtype.
+    the program, `step_factor` for that of one forward, and never more than `ceiling`, however wrong
+    the oracle is; the oracle may use another dtype.
     """
 
     kinds: tuple[str, ...]
@@ -34,6 +35,7 @@ class Rule:
     reason: str
     factor: float | None = None
     step_factor: float | None = None
+    ceiling: float | None = None
     ulp: int | None = None
 
 
@@ -99,6 +101,10 @@ def _pair(
     kinds = {kind for rule in rules for kind in rule.kinds}
     if "*" not in kinds and (uncovered := _KINDS - {"*"} - kinds):
         raise ValueError(f"no rule for taps of kind {', '.join(sorted(uncovered))}")
+    for key in ("candidate", "oracle", "dtypes"):
+        value = entry[key]
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise ValueError(f"{key} is {value!r}, no list of names")
     names = (frozenset(entry[key]) for key in ("candidate", "oracle", "dtypes"))
     return (*names, Pair(entry["feed"], rules))  # type: ignore[return-value]
 
@@ -110,16 +116,20 @@ def _rule(entry: dict[str, Any]) -> Rule:
     if not isinstance(rule.reason, str) or not rule.reason.strip():
         raise ValueError(f"the rule for {', '.join(rule.kinds)} gives no reason")
     factors = (rule.factor, rule.step_factor)
+    relaxed = (*factors, rule.ceiling, rule.ulp)
     limits = {
-        "identical": factors == (None, None) and rule.ulp is None,
-        "ulp": type(rule.ulp) is int and rule.ulp >= 0 and factors == (None, None),
+        "identical": relaxed == (None, None, None, None),
+        "ulp": type(rule.ulp) is int and rule.ulp >= 0 and relaxed[:3] == (None, None, None),
         "arbitrated": rule.ulp is None
-        and all(isinstance(f, float) and 1.0 <= f < float("inf") for f in factors),
+        and all(isinstance(f, float) and 1.0 <= f <= 100.0 for f in factors)
+        and isinstance(rule.ceiling, float)
+        and 0.0 < rule.ceiling < 1.0,
     }
     if not limits.get(rule.require, False):
         raise ValueError(
             f"the rule for {', '.join(rule.kinds)} requires {rule.require!r} with factor "
-            f"{rule.factor!r}, step_factor {rule.step_factor!r} and ulp {rule.ulp!r}; due is "
-            "identical alone, ulp with a whole number, or arbitrated with both factors 1.0 or more"
+            f"{rule.factor!r}, step_factor {rule.step_factor!r}, ceiling {rule.ceiling!r} and ulp "
+            f"{rule.ulp!r}; due is identical alone, ulp with a whole number, or arbitrated with "
+            "both factors from 1.0 to 100.0 and a ceiling below 1.0"
         )
     return rule

@@ -163,3 +163,23 @@ def test_nothing_compared_is_no_success(capsys, checkpoints):
     assert "cannot load a checkpoint in mlx-lm's layout" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_two_reports_in_one_file(refuses, tmp_path):
+    assert "one path" in refuses("--json", tmp_path / "r", "--html", tmp_path / "r")
+
+
+@pytest.mark.parametrize("option", ["--model", "--json", "--policy"])
+def test_a_name_too_long_for_a_path(refuses, option):
+    refuses(option, "a" * 300)
+
+
+def test_a_disk_that_is_full_while_it_complains(refuses, tmp_path):
+    assert "none.toml" in refuses("--policy", tmp_path / "none.toml", "--json", "/dev/full")
+
+
+def test_a_fault_of_parity_itself_is_not_read_as_a_difference(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("parity.suite.selected", lambda *args: 1 / 0)
+    assert main(["run", "--json", str(tmp_path / "r.json")]) == 3
+    assert "a fault of parity itself (ZeroDivisionError" in capsys.readouterr().err
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "not-run"

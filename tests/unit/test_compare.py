@@ -13,7 +13,7 @@ TYPES = ("linear_attention", "full_attention")
 IDENTICAL = Pair("free", (Rule(("*",), "identical", "test"),))
 ARBITRATED = Pair(
     "free",
-    (Rule(("exact",), "identical", "test"), Rule(("*",), "arbitrated", "test", 2.0, 4.0)),
+    (Rule(("exact",), "identical", "test"), Rule(("*",), "arbitrated", "test", 2.0, 4.0, 0.1)),
 )
 TAP = "layers.0.linear_attn.q"
 
@@ -136,6 +136,15 @@ def test_an_error_that_is_small_in_each_forward_and_large_over_all_exceeds_once(
     assert item.tap == TAP
     assert item.candidate_to_truth < item.bound
     assert "median over the program: error 3e-05, due at most 2 times" in item.detail
+
+
+def test_an_oracle_that_is_itself_wrong_excuses_nothing():
+    truth = trace(dtype=np.float64)
+    ours, theirs = trace(), trace()
+    for forward in (0, 1):
+        ours.tensors[forward, TAP] = 0 * ours.tensors[forward, TAP]
+        theirs.tensors[forward, TAP] = -theirs.tensors[forward, TAP]
+    assert {t for _, t, _ in failed(judge(ours, theirs, ARBITRATED, truth))} == {TAP}
 
 
 def test_a_candidate_in_a_lower_dtype_is_a_dtype_and_not_excused_by_its_rounding():

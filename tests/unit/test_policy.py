@@ -47,6 +47,8 @@ def test_a_pair_the_policy_does_not_name_is_none(tmp_path):
         ('feed = "free"', 'feed = "none"', "feed is 'none'"),
         ('feed = "free"', "", "feed"),
         ('candidate = ["impl"]', "candidate = [", "cannot be read"),
+        ('candidate = ["impl"]', 'candidate = "impl"', "candidate is 'impl', no list of names"),
+        ('dtypes = ["float32"]', "dtypes = [32]", "dtypes is .*, no list of names"),
         ("require =", "atol = 1e-3\nrequire =", "atol"),
     ],
 )

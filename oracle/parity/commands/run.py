@@ -218,6 +218,9 @@ def _outputs(options: argparse.Namespace) -> dict[str, Path | None]:
 
 def _check_outputs(options: argparse.Namespace) -> None:
     """Fail before the work is done, not after it, where a report cannot be written."""
+    given = [path.absolute() for path in _outputs(options).values() if path is not None]
+    if len(set(given)) != len(given):
+        raise InputError("two reports have one path. Name a file for each.")
     for kind, path in _outputs(options).items():
         if path is not None and (not path.parent.is_dir() or path.is_dir()):
             raise InputError(
