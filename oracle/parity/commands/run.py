@@ -82,6 +82,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from parity.runners.base import RunnerOptions
     from parity.runners.registry import abilities
 
+    for name in ("model", "program", "policy", "json", "html", "junit", "markdown"):
+        if getattr(options, name) == "":  # an unset variable must not choose the suite
+            raise InputError(f"--{name}: is empty. Name a path, or leave the option out.")
     if options.case and options.model:
         raise InputError("--case chooses from the suite. Drop it, or drop --model.")
     if options.program and not options.model:
