@@ -79,7 +79,7 @@ def load(path: str | Path = DEFAULT) -> Policy:
     """Read a policy file. Raises PolicyError naming the file, the place and the remedy."""
     try:
         value = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise PolicyError(f"{path}: cannot be read ({error}). Give a TOML policy file.") from None
     if value.get("schema") != SCHEMA:
         raise PolicyError(

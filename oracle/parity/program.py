@@ -147,10 +147,8 @@ def load(path: str | Path) -> Program:
         raise ProgramError(f"{path}: cannot be read ({error}). Give a JSON program file.") from None
     try:
         return parse(json.loads(text), str(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ProgramError(
-            f"{path}: is no JSON ({error}). See docs for the program format."
-        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ProgramError(f"{path}: is no JSON ({error}). The README shows one.") from None
 
 
 def build(ids: Sequence[Sequence[int]], decode: int = 0, chunk: int | None = None) -> Program:

@@ -67,7 +67,11 @@ def add(commands: Any) -> None:
     run.add_argument("--seed", type=int, default=0, help="draws weights and ids (default: 0)")
     run.add_argument("--policy", help="policy file (TOML); default: the one shipped")
     add_worker_options(run)
-    run.add_argument("--fail-fast", action="store_true", help="stop at the first failing case")
+    run.add_argument(
+        "--fail-fast",
+        action="store_true",
+        help="stop after the first checkpoint with a failing case",
+    )
     run.add_argument("--json", metavar="FILE", help="write the result as JSON")
     run.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
     run.add_argument("--junit", metavar="FILE", help="write JUnit XML")
