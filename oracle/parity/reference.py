@@ -43,6 +43,7 @@ class ReferenceRunner:
         self.weights = read_weights(Path(path), dtype)
 
     # A program is a parity.program.Program, unnamed here because that module imports qwen35.
+    @np.errstate(invalid="ignore")  # NaN in, NaN out: the judge says so
     def run(self, program: Any, feed: Feed | None = None) -> Trace:
         """See parity.runners.base.Runner."""
         config, layers = self.config, len(self.layer_types)
@@ -247,19 +248,23 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def read_config(path: Path) -> Config:
     """Return the text model's config, nested or flat, with layer_types, rotary_dim, rope_theta."""
     outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    config = {"tie_word_embeddings": outer.get("tie_word_embeddings", False)}
+    config = {"full_attention_interval": 4, "partial_rotary_factor": 0.25}  # every oracle's
+    config["tie_word_embeddings"] = outer.get("tie_word_embeddings", False)
     config |= outer.get("text_config", outer)
     if not (kinds := config.get("layer_types")):
         every = config["full_attention_interval"]
         kinds = [LINEAR if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
-    rotary = config | (config.get("rope_parameters") or {})
-    if (kind := rotary.get("rope_type", rotary.get("type", "default"))) != "default":
-        raise ValueError(f"{path}: rope_type is {kind!r}. Only 'default' is known to the reference")
+    rotary = dict(config)
+    for part in (config.get(name) or {} for name in ("rope_scaling", "rope_parameters")):
+        if turns := {part[n] for n in ("rope_type", "type") if n in part} - {"default"}:
+            raise ValueError(f"{path}: rope_type is {turns}, only 'default' is known here")
+        rotary |= part
     rotary_dim = int(config["head_dim"] * rotary["partial_rotary_factor"])
     theta = float(rotary["rope_theta"])
     return config | {"layer_types": tuple(kinds), "rotary_dim": rotary_dim, "rope_theta": theta}
 
 
+@np.errstate(over="ignore")  # beyond the dtype's range is infinity, as on loading
 def read_weights(path: Path, dtype: str) -> dict[str, np.ndarray]:
     """Return float64 weights by the trunk's own names, conv1d as [C, K], every gain as γ."""
     weights: dict[str, np.ndarray] = {}
