@@ -135,7 +135,7 @@ def test_an_oracle_that_is_not_installed(refuses, monkeypatch, model, name):
     ("name", "absent"),
     [
         ("mlx_lm", "mlx_lm.utils"),
-        ("mlx_lm", "yaml"),
+        ("mlx_lm", "transformers"),
         ("transformers", "transformers.utils"),
         ("transformers", "regex"),
     ],
