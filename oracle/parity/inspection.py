@@ -11,6 +11,7 @@ from parity import census, rules
 from parity.evidence import NOT_READ, Evidence, read_evidence
 from parity.rules import Decision, Facts, Rule
 from parity.shown import shown
+from qwen35.config import unknown_keys
 from qwen35.errors import CheckpointError, InputError
 from qwen35.headers import Checkpoint
 from qwen35.plan import Plan, make_plan
@@ -181,6 +182,7 @@ def to_json(found: Inspection, repeat: str) -> dict[str, Any]:
         "tied": facts.tied,
         **census.names(checkpoint, found.plan, facts),
         **census.sizes(checkpoint),
+        "unknown_config_keys": list(unknown_keys(checkpoint.config)),
         "plan": str(found.plan),
     }
 

@@ -248,7 +248,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def read_config(path: Path) -> Config:
     """Return the text model's config, nested or flat, with layer_types, rotary_dim, rope_theta."""
     outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    config = {"full_attention_interval": 4, "partial_rotary_factor": 0.25}  # every oracle's
+    config: Config = {"full_attention_interval": 4, "partial_rotary_factor": 0.25}  # every oracle's
     config["tie_word_embeddings"] = outer.get("tie_word_embeddings", False)
     config |= outer.get("text_config", outer)
     if not (kinds := config.get("layer_types")):

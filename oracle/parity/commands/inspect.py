@@ -8,8 +8,10 @@ from typing import Any
 
 from parity.commands import EXIT_CODES
 from parity.commands.models import is_hub_id, model_folder
+from parity.commands.outputs import check_outputs
 from parity.rules import NAMES
 from parity.shown import shown
+from parity.whole_file import replace
 from qwen35.errors import InputError
 
 
@@ -70,11 +72,9 @@ def _inspect(options: argparse.Namespace, command: str) -> int:
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    if options.json in (None, "-"):
-        return
-    path = Path(options.json)
-    if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"--json {path}: cannot be written. Name a file in an existing folder.")
+    if options.json and options.json != "-":
+        model = options.model if options.model and not is_hub_id(options.model) else None
+        check_outputs({"--json": options.json}, [model])
 
 
 def _write(options: argparse.Namespace, value: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ def _write(options: argparse.Namespace, value: dict[str, Any]) -> None:
     if options.json == "-":
         _print(text)
     else:  # a lone surrogate becomes the JSON escape that it came from
-        Path(options.json).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        replace(Path(options.json), text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
 def _print(text: str) -> None:
@@ -95,9 +95,9 @@ def _print(text: str) -> None:
 
 def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
     """Leave no older result behind for a bot to read."""
-    value = {"schema": 1, "verdict": "not-run", "repeat": command, "error": message}
-    path = Path(options.json or "")
-    if options.json == "-" or (options.json and path.parent.is_dir() and not path.is_dir()):
+    if options.json:
+        _check_output(options)
+        value = {"schema": 1, "verdict": "not-run", "repeat": command, "error": message}
         _write(options, value)
 
 
@@ -120,6 +120,8 @@ def _text(value: dict[str, Any]) -> str:
         lines.append(
             f"  wrong shape      {shown(wrong['name'])} is {wrong['shape']}, {wrong['due']} is due"
         )
+    if unread := value["unknown_config_keys"]:
+        lines.append(f"  {'config.json':<17}{_unread(unread)}")
     lines += ["", f"  {'rule':<18}{'gains':<7}{'become':<8}{'loaded again':<16}because"]
     for name, rule in value["rules"].items():
         act = {True: "add 1", False: "keep", None: "?" if rule["loads"] else "-"}[rule["shift"]]
@@ -166,6 +168,12 @@ def _size(value: dict[str, Any]) -> str:
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.items() if part != "total")
     files = f"{value['files']} file{'s' * (value['files'] != 1)}"
     return f"{counts['total']:,} parameters, {taken['total']:,} bytes in {files} ({parts})"
+
+
+def _unread(keys: list[str]) -> str:
+    shown_keys = ", ".join(shown(key) for key in keys[:5])
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return f"keys that nothing here reads: {shown_keys}{more}"
 
 
 def _names(value: dict[str, Any], reader: str) -> str:
