@@ -94,12 +94,13 @@ def _readable_options(words: Sequence[str]) -> argparse.Namespace | None:
     if at is None:
         return None
     command = commands.choices[words[at]]
+    rest = [word for word in words[at + 1 :] if word not in ("-h", "--help")]
     for action in command._actions:
         action.type = action.choices = None
         action.required = False
         action.nargs = "?" if action.nargs is None else action.nargs
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # --help may be among them
-            return command.parse_known_args(words[at + 1 :])[0]
+        with contextlib.redirect_stdout(io.StringIO()):  # --hel is --help too
+            return command.parse_known_args(rest)[0]
     except SystemExit:
         return None

@@ -404,7 +404,7 @@ def test_what_it_cannot_read_is_refused(tmp_path):
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_another_rope_type_is_refused_wherever_it_stands(tmp_path, entry, key):
     yarn = TEXT | {entry: TEXT["rope_parameters"] | {key: "yarn"}}
-    with pytest.raises(ValueError, match="rope_type is .'yarn'."):
+    with pytest.raises(ValueError, match=r"rope_type is .'yarn'."):
         read_config(written(tmp_path / "yarn", drawn(), yarn))
 
 
