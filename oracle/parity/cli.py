@@ -57,9 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.parser.print_usage(sys.stderr)
         print(f"{error.parser.prog}: error: {error.message}", file=sys.stderr)
         readable = _readable_options(words)
-        # What else the command named is uncertain: only an older result may be overwritten.
-        if readable is not None and is_replaceable(getattr(readable, "json", None)):
-            _failed(readable, command, error.message)
+        # Only an older result may be overwritten: which inputs were meant is uncertain.
+        with contextlib.suppress(OSError):
+            if readable is not None and is_replaceable(getattr(readable, "json", None)):
+                _failed(readable, command, error.message)
         raise
     try:
         return options.function(options, command)

@@ -135,11 +135,8 @@ def _print_not_compared(result: Result, console: Console) -> None:
 def _print_unknown_keys(result: Result, console: Console) -> None:
     for model, keys in (result.get("unknown_config_keys") or {}).items():
         more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-        console.print(
-            f"config.json of {model}: nothing here reads {', '.join(keys[:5])}{more}",
-            style="yellow",
-            markup=False,
-        )
+        said = f"config.json of {model}: nothing here reads {', '.join(keys[:5])}{more}"
+        console.print(Text(said, style="yellow", overflow="fold"))
 
 
 def _chosen(result: Result) -> Iterator[tuple[Result, Result]]:
