@@ -20,9 +20,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 GENERATIONS = ("transformers", "mlx-lm")
 
 
-def _rope(
-    sections: list[int], theta: float = 10_000_000, fraction: float = 0.25
-) -> dict[str, Any]:
+def _rope(sections: list[int], theta: float = 10_000_000, fraction: float = 0.25) -> dict[str, Any]:
     return {
         "rope_type": "default",
         "rope_theta": theta,
@@ -62,7 +60,7 @@ _K3 = _SMALL | {
     "num_key_value_heads": 7,
     "attention_bias": True,
     "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 1e-4,
     "rope_parameters": _rope([3, 3, 2], theta=12_345, fraction=0.5),
 }
 # The sizes of a public 0.8b model, with the layers and the vocabulary cut.
