@@ -190,6 +190,20 @@ def program(plan: Plan, name: str, seed: int) -> Program:
     return build(ids.tolist(), decodes, chunk)
 
 
+def short_programs(vocabulary: int, seed: int, count: int = 1) -> dict[str, Program]:
+    """Draw `count` programs of one row, 1 to 3 tokens and 0 to 2 decodes, the shortest that run.
+
+    With so few vectors a typical error is hardly more than one error: the hardest case to judge.
+    """
+    programs = {}
+    for at in range(count):
+        rng = np.random.default_rng([seed, vocabulary, at])
+        tokens, decodes = int(rng.integers(1, 4)), int(rng.integers(3))
+        ids = rng.integers(0, vocabulary, (1, tokens + decodes)).tolist()
+        programs[f"short-{at}-{tokens}+{decodes}"] = build(ids, decodes)
+    return programs
+
+
 def default_programs(vocabulary: int, seed: int) -> dict[str, Program]:
     """Return the programs that a user's own checkpoint is run on when none is given."""
     rng = np.random.default_rng(seed)

@@ -1,9 +1,9 @@
 """Full attention: its gate, its scale, its mask."""
 
 import mlx.core as mx
+from faults.fault import FULL, A, Fault, Namespace
 
 import qwen35.attention
-from faults.fault import FULL, A, Fault, Namespace
 
 
 def gate_before_query(mp):

@@ -1,8 +1,8 @@
 """What is kept between forwards, and the growth of the buffers of keys and values."""
 
 import mlx.core as mx
-
 from faults.fault import CHUNKS, FULL, A, Fault, L, patched
+
 from qwen35.cache import DeltaCache, KVCache
 
 GROWTH = {"grow-at-decode": 4, "grow-in-chunk": 2}

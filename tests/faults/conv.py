@@ -1,9 +1,9 @@
 """The rows that the convolution keeps."""
 
 import mlx.core as mx
+from faults.fault import Fault, L, patched
 
 import qwen35.delta_net
-from faults.fault import Fault, L, patched
 
 
 def tail_rows(choose):

@@ -1,7 +1,8 @@
 """Tensors that are read under another's name."""
 
-import qwen35.load
 from faults.fault import FULL, A, Fault, L, patched
+
+import qwen35.load
 
 
 def swapped(one, other):

@@ -2,12 +2,12 @@
 
 import mlx.core as mx
 import mlx.nn as nn
+from faults.fault import BF16, K3, A, Fault, L, Namespace, loaded, patched
 
 import qwen35.attention
 import qwen35.delta_net
 import qwen35.model
 import qwen35.norm
-from faults.fault import BF16, K3, A, Fault, L, Namespace, loaded, patched
 from qwen35.semantics import PRESETS
 
 
@@ -76,14 +76,14 @@ FAULTS = {
         K3,
     ),
     "residual taken after the norm": Fault(residual_after_norm, "layers.0.residual"),
-    # One rounding of the working dtype, as transformers has its own elsewhere.
+    # One rounding more: the error goes from 1.07e-2 to 1.08e-2, transformers' own being 8.0e-3.
     "gated norm without its f32": Fault(
         lambda mp: mp.setattr(qwen35.norm, "_silu_gate", gate_in_dtype),
         f"layers.0.{L}norm",
         BF16,
         transformers_too=False,
     ),
-    # A bfloat16 gain moves by one unit in the last place at most: MLX rounds it that much anyway.
+    # A bfloat16 gain moves by an ulp or not at all: from 1.07e-2 to 1.21e-2, in the place above.
     "gated norm's gain 0.4 % large": Fault(
         loaded(gained), f"layers.0.{L}norm", BF16, transformers_too=False
     ),

@@ -1,9 +1,9 @@
 """Rotary positions: which entries turn, how fast, from where."""
 
 import mlx.core as mx
+from faults.fault import CHUNKS, FULL, K3, A, Fault, patched
 
 import qwen35.attention
-from faults.fault import CHUNKS, FULL, K3, A, Fault, patched
 
 
 def rotated(change, traditional=False):
