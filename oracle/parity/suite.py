@@ -49,7 +49,7 @@ _SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rope_parameters": _rope([2, 1, 1]),
 }
-# Every number that the other recipes share with the public models is another one here.
+# Numbers that the other recipes share with the public models are others here.
 _K3 = _SMALL | {
     "num_hidden_layers": 4,
     "full_attention_interval": 2,
