@@ -22,9 +22,11 @@ from parity.taps import FULL, LINEAR
 from parity.trace import Feed, Trace
 from qwen35.errors import CannotRunError, CheckpointError
 from qwen35.headers import Checkpoint
-from qwen35.plan import KEEPS_DTYPE
 
 Take = Callable[[str, mx.array], mx.array]
+# The one parameter that mlx-lm's cast_predicate (models/qwen3_5.py) leaves as it is stored. Written
+# here again: a name shared with the implementation would be wrong in both.
+_UNCAST = "A_log"
 
 
 class MlxLmRunner:
@@ -276,7 +278,7 @@ def _load(checkpoint: Checkpoint, dtype: mx.Dtype) -> nn.Module:
             floating = {
                 name: w.astype(dtype)
                 for name, w in weights.items()
-                if mx.issubdtype(w.dtype, mx.floating) and not name.endswith(KEEPS_DTYPE)
+                if mx.issubdtype(w.dtype, mx.floating) and not name.endswith(_UNCAST)
             }
             return super().sanitize(weights | floating)
 
