@@ -44,11 +44,11 @@ class ReferenceRunner:
 
     # A program is a parity.program.Program, unnamed here because that module imports qwen35.
     @np.errstate(invalid="ignore")  # NaN in, NaN out: the judge says so
-    def run(self, program: Any, feed: Feed | None = None) -> Trace:
-        """See parity.runners.base.Runner."""
+    def run(self, program: Any, feed: Feed | None = None, trace: Trace | None = None) -> Trace:
+        """See parity.runners.base.Runner. A `trace` that is given says what each tap passes on."""
         config, layers = self.config, len(self.layer_types)
         info = {"numpy": np.__version__, "dtype": "float64", "weights": self.dtype}
-        trace = Trace(self.name, self.layer_types, info)
+        trace = trace or Trace(self.name, self.layer_types, info)
         program.check_vocabulary(config["vocab_size"])
         caches: list[Cache] = [{} for _ in self.layer_types]
         for forward, (_, _, ids) in enumerate(program.forwards()):
@@ -87,10 +87,8 @@ class Part:
         return y + self.weights[bias] if bias in self.weights else y
 
     def put(self, tap: str, value: np.ndarray) -> np.ndarray:
-        """Record the value of a tap and return it."""
-        value = np.ascontiguousarray(value)
-        self.trace.add(self.forward, self.prefix + tap, value)
-        return value
+        """Record the value of a tap and return what goes on from there."""
+        return self.trace.add(self.forward, self.prefix + tap, np.ascontiguousarray(value))
 
 
 def block(part: Part, config: Config, mixer: Callable, x: np.ndarray) -> np.ndarray:
@@ -135,7 +133,7 @@ def linear_attention(part: Part, config: Config, x: np.ndarray) -> np.ndarray:
     q, k = repeat_heads(q, Hv // Hk, axis=2), repeat_heads(k, Hv // Hk, axis=2)
     state = cache.get("recurrent_state", np.zeros((B, Hv, Dv, Dk)))
     y, state = gated_delta_rule(q, k, v, g, beta, state)
-    put("linear_attn.y", y)
+    y = put("linear_attn.y", y)
     cache["recurrent_state"] = put("linear_attn.recurrent_state", state)
     normed = rms_norm(y, part["linear_attn.norm.weight"], config["rms_norm_eps"])
     normed = put("linear_attn.norm", normed * silu(z))
