@@ -4,8 +4,8 @@ Rounding errors scatter: one ill-conditioned token can have ten times the error 
 it has in the other, and pass it on. So every error is held to a multiple of the larger of two: the
 oracle's, and the largest that `parity.roundings` made at the same place. The *typical* error of a
 tap, the median over its vectors in a program, has the narrowest multiple, for a systematic fault
-moves it and an unlucky token does not; one forward has a wider one, one vector the widest. The
-oracle is held to the same multiples of the roundings' errors alone, so that one that is wrong
+moves it and an unlucky token does not; one forward has a wider one, one vector the widest. Below
+`FEW` tokens a median is hardly more than one error, and has a forward's multiple. The oracle is held to the same multiples of the roundings' errors alone, so that one that is wrong
 excuses nothing.
 """
 
@@ -27,6 +27,9 @@ from parity.bits import (
 from parity.policy import Rule
 from parity.roundings import Roundings
 from parity.trace import Trace
+
+FEW = 16
+"""Tokens: what the multiples for medians were measured on (docs/arbitration.md)."""
 
 Wrong = Literal["candidate", "oracle", "both"]
 
@@ -73,6 +76,8 @@ class Arbiter:
             if comparable(ours, theirs, exact):
                 own = [vector_errors(ours, exact), vector_errors(theirs, exact)]
                 parts[name].append(np.concatenate([own, roundings.vectors[forward, name]]))
+        shapes = [value.shape for (_, name), value in truth.tensors.items() if name == "embed_tokens"]
+        self.tokens = sum(rows * tokens for rows, tokens, _ in shapes)
         self._typical = {name: _typical(np.concatenate(p, axis=1)) for name, p in parts.items()}
 
     def exact(self, forward: int, name: str) -> np.ndarray | None:
@@ -84,6 +89,12 @@ class Arbiter:
     def typical(self) -> Iterator[tuple[str, Errors]]:
         """Yield each tap's name and its medians over the vectors of the program."""
         yield from self._typical.items()
+
+    def typical_factor(self, rule: Rule) -> float:
+        """Return the multiple that medians over this program are held to."""
+        assert rule.factor is not None
+        assert rule.step_factor is not None
+        return rule.factor if self.tokens >= FEW else rule.step_factor
 
     def judge(
         self, forward: int, name: str, ours: np.ndarray, theirs: np.ndarray, rule: Rule

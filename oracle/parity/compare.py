@@ -125,9 +125,8 @@ def _beyond_their_typical(
         rule = pair.rule(taps[name][1].kind)
         if (item := largest.get(name)) is None or item.failed:
             continue
-        assert rule.factor is not None
         assert rule.ceiling is not None
-        wrong, said = errors.beyond(rule.factor, rule.ceiling)
+        wrong, said = errors.beyond(arbiter.typical_factor(rule), rule.ceiling)
         if wrong is not None:
             detail = f"in the median over the program {said}; this forward has the largest share"
             failed[item.forward, name] = replace(

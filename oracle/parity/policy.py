@@ -126,7 +126,9 @@ def _rule(entry: dict[str, Any]) -> Rule:
         "identical": rule.ulp is None and set(relaxed) == {None},
         "ulp": type(rule.ulp) is int and 0 <= rule.ulp <= MOST_ULP and set(relaxed) == {None},
         "arbitrated": rule.ulp is None
-        and all(isinstance(f, float) and 1.0 <= f <= 100.0 for f in factors)
+        and all(isinstance(f, float) and 1.0 <= f <= 100.0 for f in factors[:2])
+        and isinstance(rule.vector_factor, float)
+        and 1.0 <= rule.vector_factor <= 1000.0
         and isinstance(rule.ceiling, float)
         and 0.0 < rule.ceiling < 1.0,
     }
@@ -135,7 +137,7 @@ def _rule(entry: dict[str, Any]) -> Rule:
             f"the rule for {', '.join(rule.kinds)} requires {rule.require!r} with factor "
             f"{rule.factor!r}, step_factor {rule.step_factor!r}, vector_factor "
             f"{rule.vector_factor!r}, ceiling {rule.ceiling!r} and ulp {rule.ulp!r}; due is "
-            f"identical alone, ulp with a whole number up to {MOST_ULP}, or arbitrated with all "
-            "factors from 1.0 to 100.0 and a ceiling below 1.0"
+            f"identical alone, ulp with a whole number up to {MOST_ULP}, or arbitrated with "
+            "factors from 1.0 to 100.0 (for vectors 1000.0) and a ceiling below 1.0"
         )
     return rule

@@ -117,7 +117,7 @@ CHECKPOINTS = {
     ),
     # |q| and |k| near 1e-3 before they are normalized: where their eps decides.
     "small-qk": Plan(_SMALL, {"one-shot": (2, 17, 2, None)}, qk_scale=4e-4),
-    "heads-0.8b": Plan(_HEADS_08B, {"one-shot": (1, 11, 2, None), "chunk-3": (1, 7, 1, 3)}),
+    "heads-0.8b": Plan(_HEADS_08B, {"one-shot": (1, 15, 2, None), "chunk-3": (1, 14, 2, 3)}),
 }
 
 
