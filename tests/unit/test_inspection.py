@@ -98,7 +98,7 @@ def test_a_missed_shift(conversion, tmp_path):
     assert found["contradicted"]
     assert found["exit"] == 1
     assert found["sentence"].startswith("The gains are stored as γ−1: mlx-lm-0.31, mlx-lm-0.32, ")
-    assert found["sentence"].endswith("; value-mean would load it right.")
+    assert found["sentence"].endswith("; no published loader loads it right.")
 
 
 def test_a_shift_made_twice(conversion, tmp_path):

@@ -170,8 +170,11 @@ def _size(value: dict[str, Any]) -> str:
 
 def _names(value: dict[str, Any], reader: str) -> str:
     missing, unexpected = value["missing"][reader], value["unexpected"][reader]
+    refused = value["refused"].get(reader)
     if missing is None:
-        return shown(value["untold"][reader], 160)
+        return shown(refused or value["untold"][reader], 160)
+    if refused:
+        return f"refuses it: {refused}"
     if not missing and not unexpected:
         return "all names there, none unexpected"
     return "; ".join(
