@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from parity import experts
 from parity.rules import Facts
 from parity.shown import shown
 from qwen35.config import expected_shapes, parse_config
@@ -132,27 +133,36 @@ def names(checkpoint: Checkpoint, plan: Plan, facts: Facts) -> dict[str, Any]:
     unexpected = dict(missing)
     untold: dict[str, str] = {}
     wrong: list[dict[str, Any]] = []
+    mixture = experts.is_mixture(checkpoint.config)
+    if mixture:
+        untold["impl"] = "a mixture of experts is not run yet"
     try:
-        config = parse_config(checkpoint.config, checkpoint.path)
+        given = experts.dense(checkpoint.config) if mixture else checkpoint.config
+        canonical = expected_shapes(parse_config(given, checkpoint.path))
     except CheckpointError as error:
-        untold = dict.fromkeys(missing, str(error))
+        untold = dict.fromkeys(missing, str(error)) | untold
     else:
-        canonical = expected_shapes(config)
         loaded = {e.target for e in plan.entries}
+        if mixture:
+            canonical, loaded = experts.sparse(canonical), experts.split(loaded)
+        due = _with_head(canonical, checkpoint)
+        stored = _for_transformers(checkpoint)
         found = {
             "impl": (set(canonical), loaded),
             "mlx-lm": (
-                _with_head(canonical, checkpoint) | _packing(canonical, loaded, checkpoint),
+                due | _packing(canonical, loaded, checkpoint),
                 loaded | _kept_heads(plan),
             ),
             "transformers": (
-                exported(_with_head(canonical, checkpoint), _bare_trunk(facts)),
-                _for_transformers(checkpoint),
+                experts.stacked(exported(due, _bare_trunk(facts))),
+                experts.stacked(stored) if mixture else stored,
             ),
         }
-        for reader, (due, has) in found.items():
-            missing[reader], unexpected[reader] = sorted(due - has), sorted(has - due)
-        wrong = _wrong_shapes(canonical, checkpoint, plan, facts)
+        for reader in found.keys() - untold.keys():
+            asked, has = found[reader]
+            missing[reader], unexpected[reader] = sorted(asked - has), sorted(has - asked)
+        if not mixture:
+            wrong = _wrong_shapes(canonical, checkpoint, plan, facts)
     found_names: dict[str, Any] = {
         "missing": missing,
         "unexpected": unexpected,
@@ -181,7 +191,7 @@ def _refused(found: dict[str, Any], checkpoint: Checkpoint, facts: Facts) -> dic
         refused["mlx-lm"] = "it does not know the quantization mode trellis"
     if facts.quantized:
         refused["impl"] = "it does not run quantized checkpoints yet"
-    if found["untold"]:
+    if "impl" in found["untold"]:
         refused["impl"] = found["untold"]["impl"]
     return refused
 
