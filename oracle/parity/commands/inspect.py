@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ def _write(options: argparse.Namespace, value: dict[str, Any]) -> None:
 def _print(text: str) -> None:
     """Print, escaping what the terminal's encoding lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; the exit code is still the verdict's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
