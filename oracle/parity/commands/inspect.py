@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ def _write(options: argparse.Namespace, value: dict[str, Any]) -> None:
 def _print(text: str) -> None:
     """Print, escaping what the terminal's encoding lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; the exit code is still the verdict's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
@@ -178,8 +182,11 @@ def _unread(keys: list[str]) -> str:
 
 def _names(value: dict[str, Any], reader: str) -> str:
     missing, unexpected = value["missing"][reader], value["unexpected"][reader]
+    refused = value["refused"].get(reader)
     if missing is None:
-        return shown(value["untold"][reader], 160)
+        return shown(refused or value["untold"][reader], 160)
+    if refused:
+        return f"refuses it: {refused}"
     if not missing and not unexpected:
         return "all names there, none unexpected"
     return "; ".join(
