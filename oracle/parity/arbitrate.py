@@ -5,8 +5,8 @@ it has in the other, and pass it on. So every error is held to a multiple of the
 oracle's, and the largest that `parity.roundings` made at the same place. The *typical* error of a
 tap, the median over its vectors in a program, has the narrowest multiple, for a systematic fault
 moves it and an unlucky token does not; one forward has a wider one, one vector the widest. Below
-`FEW` tokens a median is hardly more than one error, and has a forward's multiple. The oracle is held to the same multiples of the roundings' errors alone, so that one that is wrong
-excuses nothing.
+`FEW` tokens a median is hardly more than one error, and has a forward's multiple. The oracle is
+held to the same multiples of the roundings' errors alone: one that is wrong excuses nothing.
 """
 
 from collections import defaultdict
@@ -64,9 +64,7 @@ class Errors:
 class Arbiter:
     """What is known of one program: the truth, the roundings and each tap's typical errors."""
 
-    def __init__(
-        self, candidate: Trace, oracle: Trace, truth: Trace, roundings: Roundings
-    ) -> None:
+    def __init__(self, candidate: Trace, oracle: Trace, truth: Trace, roundings: Roundings) -> None:
         self._truth, self._roundings = truth, roundings
         parts: dict[str, list[np.ndarray]] = defaultdict(list)
         for (forward, name), exact in truth.tensors.items():
@@ -76,7 +74,9 @@ class Arbiter:
             if comparable(ours, theirs, exact):
                 own = [vector_errors(ours, exact), vector_errors(theirs, exact)]
                 parts[name].append(np.concatenate([own, roundings.vectors[forward, name]]))
-        shapes = [value.shape for (_, name), value in truth.tensors.items() if name == "embed_tokens"]
+        shapes = [
+            value.shape for (_, name), value in truth.tensors.items() if name == "embed_tokens"
+        ]
         self.tokens = sum(rows * tokens for rows, tokens, _ in shapes)
         self._typical = {name: _typical(np.concatenate(p, axis=1)) for name, p in parts.items()}
 

@@ -123,14 +123,15 @@ def _beyond_their_typical(
     failed = {}
     for name, errors in arbiter.typical():
         rule = pair.rule(taps[name][1].kind)
-        if (item := largest.get(name)) is None or item.failed:
+        worst = largest.get(name)
+        if worst is None or worst.failed:
             continue
         assert rule.ceiling is not None
         wrong, said = errors.beyond(arbiter.typical_factor(rule), rule.ceiling)
         if wrong is not None:
             detail = f"in the median over the program {said}; this forward has the largest share"
-            failed[item.forward, name] = replace(
-                item, verdict="exceeds", wrong=wrong, detail=detail
+            failed[worst.forward, name] = replace(
+                worst, verdict="exceeds", wrong=wrong, detail=detail
             )
     return failed
 

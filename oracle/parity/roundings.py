@@ -66,4 +66,3 @@ def roundings(
 
     reference.run(Program(tuple(steps)), feed and tiled, found)
     return found
-
