@@ -66,6 +66,7 @@ class Arbiter:
 
     def __init__(self, candidate: Trace, oracle: Trace, truth: Trace, roundings: Roundings) -> None:
         self._truth, self._roundings = truth, roundings
+        self._vectors: dict[tuple[int, str], list[np.ndarray]] = {}
         parts: dict[str, list[np.ndarray]] = defaultdict(list)
         for (forward, name), exact in truth.tensors.items():
             ours, theirs = candidate.get(forward, name), oracle.get(forward, name)
@@ -73,6 +74,7 @@ class Arbiter:
                 continue
             if comparable(ours, theirs, exact):
                 own = [vector_errors(ours, exact), vector_errors(theirs, exact)]
+                self._vectors[forward, name] = own
                 parts[name].append(np.concatenate([own, roundings.vectors[forward, name]]))
         shapes = [
             value.shape for (_, name), value in truth.tensors.items() if name == "embed_tokens"
@@ -123,24 +125,22 @@ class Arbiter:
             same = same_bits_and_finite(ours, theirs)[0]
         wrong, detail = errors.beyond(rule.step_factor, rule.ceiling)
         if wrong is None:
-            worst = self.worst_vector(forward, name, ours, theirs)
-            wrong, detail = worst[1].beyond(rule.vector_factor, np.inf)
-            detail = f"at {list(worst[0])}: {detail}"
+            place, worst = self.worst_vector(forward, name)
+            wrong, detail = worst.beyond(rule.vector_factor, np.inf)
+            detail = f"at {list(place)}: {detail}"
         if wrong is None:
             return found | {"verdict": "identical" if same else "within"}
         return found | {"verdict": "exceeds", "wrong": wrong, "detail": detail}
 
-    def worst_vector(
-        self, forward: int, name: str, ours: np.ndarray, theirs: np.ndarray
-    ) -> tuple[tuple[int, ...], Errors]:
+    def worst_vector(self, forward: int, name: str) -> tuple[tuple[int, ...], Errors]:
         """Return the place and errors of the vector that needs the largest factor."""
-        exact, typical = self._truth.tensors[forward, name], self._typical[name]
-        own, other = vector_errors(ours, exact), vector_errors(theirs, exact)
+        shape, typical = self._truth.tensors[forward, name].shape, self._typical[name]
+        own, other = self._vectors[forward, name]
         rounding = np.maximum(self._roundings.vectors[forward, name].max(axis=0), typical.rounding)
         with np.errstate(divide="ignore", invalid="ignore"):
             shares = np.nan_to_num([own / np.maximum(other, rounding), other / rounding])
         at = int(shares.max(axis=0).argmax())
-        place = tuple(int(i) for i in np.unravel_index(at, exact.shape[:-1]))
+        place = tuple(int(i) for i in np.unravel_index(at, shape[:-1]))
         return place, Errors(float(own[at]), float(other[at]), float(rounding[at]))
 
 

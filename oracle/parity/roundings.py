@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from parity.bits import by_name, is_float, relative_rms, vector_errors
+from parity.bits import by_name, is_float
 from parity.program import Program, Step
 from parity.reference import ReferenceRunner
 from parity.taps import Tap, order
@@ -46,9 +46,11 @@ class Roundings(Trace):
         grid = self._grids.reshape(-1, *[1] * exact.ndim)
         with np.errstate(over="ignore"):  # an infinity is what the dtype makes of it
             rounded = (rows * grid).astype(dtype).astype(np.float64) / grid
-        errors = [(vector_errors(row, exact), relative_rms(row, exact)) for row in rounded]
-        self.vectors[forward, tap] = np.stack([vectors for vectors, _ in errors])
-        self.rms[forward, tap] = np.array([rms for _, rms in errors])
+        error = rounded - exact
+        errors = np.einsum("...i,...i->...", error, error).reshape(len(self._grids), -1)
+        scales = np.einsum("...i,...i->...", exact, exact).ravel()
+        self.vectors[forward, tap] = _root(errors, scales)
+        self.rms[forward, tap] = _root(errors.sum(axis=1), scales.sum())
         return rounded.reshape(value.shape)
 
 
@@ -66,3 +68,8 @@ def roundings(
 
     reference.run(Program(tuple(steps)), feed and tiled, found)
     return found
+
+
+def _root(errors: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(errors == 0.0, 0.0, np.sqrt(errors / scales))
