@@ -305,6 +305,7 @@ function errorBars(cell) {
     ["candidate → truth", cell.candidate_to_truth, cell.bound && cell.candidate_to_truth > cell.bound ? "over" : ""],
     ["oracle → truth", cell.oracle_to_truth, ""],
     ["candidate → oracle", cell.candidate_to_oracle, ""],
+    ["rounding → truth", cell.rounding_to_truth, ""],
     ["bound", cell.bound, "bound"],
   ];
   const positive = rows.map((row) => row[1]).filter((value) => value > 0);

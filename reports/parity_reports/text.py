@@ -13,6 +13,10 @@ _ATTRIBUTION = {
     "makes": "makes the difference: its inputs agree bit for bit, its result does not",
     "carries": "carries the difference: one of its inputs already fails",
 }
+_WRONG = {
+    "oracle": "the oracle is too far from float64, the candidate is not",
+    "both": "candidate and oracle are both too far from float64",
+}
 _UNDECIDED = "undecided: its inputs differ within their bounds, or were not compared"
 
 
@@ -107,7 +111,8 @@ def divergence_lines(first: Result) -> list[tuple[str, str]]:
         ("due", due(first)),
         (
             "blame",
-            _ATTRIBUTION.get(first.get("attribution") or "", _UNDECIDED),
+            _WRONG.get(first.get("wrong") or "")
+            or _ATTRIBUTION.get(first.get("attribution") or "", _UNDECIDED),
         ),
     ]
 
@@ -139,11 +144,12 @@ def due(item: Result) -> str:
 
 
 def three_numbers(item: Result) -> list[tuple[str, str]]:
-    """Return the three errors (relative RMS) and the bound, those that were measured."""
+    """Return the errors (relative RMS) and the bound, those that were measured."""
     names = {
         "candidate_to_truth": "candidate to truth",
         "oracle_to_truth": "oracle to truth",
         "candidate_to_oracle": "candidate to oracle",
+        "rounding_to_truth": "rounding to truth",
         "bound": "bound",
     }
     return [(said, number(item[key])) for key, said in names.items() if item.get(key) is not None]

@@ -28,6 +28,12 @@ def test_the_first_divergence_says_what_was_seen_and_what_was_due():
     assert "due error against float64 at most 0.004 (another summation order)" in words
 
 
+def test_a_wrong_oracle_is_blamed():
+    result = differing()
+    result["first_divergence"] |= {"wrong": "oracle", "attribution": None}
+    assert "blame the oracle is too far from float64" in " ".join(printed(result).split())
+
+
 def test_config_keys_that_nothing_reads_are_one_short_line_a_model():
     keys = {"a/mlx-lm": ["one"], "b/mlx-lm": [f"key{i}" for i in range(9)]}
     lines = printed(differing() | {"unknown_config_keys": keys}, width=100).splitlines()
