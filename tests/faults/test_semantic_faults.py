@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 import qwen35.attention
-import qwen35.cache
 import qwen35.delta
 import qwen35.delta_net
+import qwen35.layer_cache
 import qwen35.load
 import qwen35.model
 import qwen35.norm
@@ -61,10 +61,10 @@ def tail_rows(choose):
 
 
 def tiled_heads(update):
-    def tiled(q, k, v, g, beta, state):
+    def tiled(q, k, v, g, beta, state, *mask):
         repeats = v.shape[2] // k.shape[2]
         q, k = (mx.tile(x, (1, 1, repeats, 1)) for x in (q, k))
-        return update(q, k, v, g, beta, state)
+        return update(q, k, v, g, beta, state, *mask)
 
     return tiled
 
@@ -112,11 +112,13 @@ def swap_query_and_gate(mp):
 
 
 def residual_after_norm(mp):
-    def call(self, x, cache, tap=qwen35.model.untapped):
+    def call(self, x, cache, tap=qwen35.model.untapped, *forward):
         normed = tap("input_layernorm", self.input_layernorm(x))
         mixer = self.linear_attn if self.is_linear else self.self_attn
         prefix = "linear_attn" if self.is_linear else "self_attn"
-        h = tap("residual", normed + mixer(normed, cache, qwen35.model.within(tap, prefix)))
+        h = tap(
+            "residual", normed + mixer(normed, cache, qwen35.model.within(tap, prefix), *forward)
+        )
         normed = tap("post_attention_layernorm", self.post_attention_layernorm(h))
         return tap("output", h + self.mlp(normed, qwen35.model.within(tap, "mlp")))
 
@@ -128,20 +130,20 @@ def gate_in_dtype(z, normed, like):
 
 
 def offset_stays(mp):
-    real = qwen35.cache.KVCache.append
+    real = qwen35.layer_cache.KVCache.append
 
     def append(self, keys, values):
         result = real(self, keys, values)
         self.offset = 0
         return result
 
-    mp.setattr(qwen35.cache.KVCache, "append", append)
+    mp.setattr(qwen35.layer_cache.KVCache, "append", append)
 
 
 def forgets(slot):
     """Return a patch that loses one slot of a linear layer's cache after every forward."""
     return lambda mp: mp.setattr(
-        qwen35.cache.DeltaCache, "advance", lambda self, tokens: setattr(self, slot, None)
+        qwen35.layer_cache.DeltaCache, "advance", lambda self, tokens: setattr(self, slot, None)
     )
 
 
