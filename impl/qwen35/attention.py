@@ -64,8 +64,8 @@ class GatedAttention(nn.Module):
         if forward.real is not None:
             keys, values = (mx.where(forward.real[:, None, :, None], x, 0) for x in (keys, values))
         keys, values = cache.append(keys, values)
-        if forward.padding is not None:
-            cache.drop_right_padding(forward.padding)
+        if forward.right_padding is not None:
+            cache.drop_right_padding(forward.right_padding)
         if tap is not untapped:
             tap("offset", mx.array(of_rows(cache.offset, rows).astype(np.int32)))
         keys, values = tap("keys", keys), tap("values", values)

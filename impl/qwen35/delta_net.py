@@ -61,7 +61,7 @@ class GatedDeltaNet(nn.Module):
         """Advance `cache` by each row's tokens and return the layer's increment.
 
         Order of cache writes: conv tail, recurrent state, then the count of tokens. Outputs at
-        right padding are undefined.
+        padding are undefined.
         """
         rows, tokens, _ = x.shape
         project = forward.project
@@ -88,7 +88,7 @@ class GatedDeltaNet(nn.Module):
         y, state = gated_delta_update(q, k, v, g, beta, state, forward.real)
         y = tap("y", y)
         cache.recurrent_state = tap("recurrent_state", state)
-        cache.advance(tokens if forward.padding is None else tokens - forward.padding)
+        cache.advance(tokens if forward.lengths is None else forward.lengths)
 
         normed = tap("norm", self.norm(y, z))
         return tap("out", project(self.out_proj, normed.reshape(rows, tokens, -1)))

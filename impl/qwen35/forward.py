@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import mlx.core as mx
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from qwen35.counts import Counts, of_rows
+from qwen35.counts import Counts, of_rows, settled
 from qwen35.errors import CacheError
 from qwen35.layer_cache import KVCache, LayerCache
 
@@ -22,14 +23,15 @@ KERNEL_CHANGE = 1024
 class Forward:
     """The facts of one forward; the defaults are those of a batch without padding.
 
-    `padding` [B] counts the right padding of each row, `ends` [B] int32 its real tokens and `real`
-    [B, S] marks them; None where all rows have S tokens. `positions` [B] int32 is each row's RoPE
-    offset, None for the cache's own. `attention_mask` [B, 1, S, T] is true where a query
-    sees a key, None for plainly causal. With `independent_rows` every position is computed with
-    the arithmetic of one row of one token.
+    `lengths` [B] counts each row's real tokens and `real` [B, S] marks them; None where all S are.
+    With right padding, `right_padding` [B] counts that, and `ends` [B] int32 is `lengths`.
+    `positions` [B] int32 is each row's RoPE offset, None for the cache's own. `attention_mask`
+    [B, 1, S, T] is true where a query sees a key, None for plainly causal. With `independent_rows`
+    every position is computed with the arithmetic of one row of one token.
     """
 
-    padding: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+    right_padding: np.ndarray | None = None
     ends: mx.array | None = None
     real: mx.array | None = None
     positions: mx.array | None = None
@@ -45,31 +47,60 @@ PLAIN = Forward()
 
 
 def make_forward(
-    layers: Sequence[LayerCache], rows: int, tokens: int, lengths: Counts, independent_rows: bool
+    layers: Sequence[LayerCache],
+    rows: int,
+    tokens: int,
+    lengths: Counts,
+    padding: Literal["left", "right"] = "right",
+    independent_rows: bool = False,
 ) -> Forward:
     """Return the facts of a forward of `tokens` columns, of which `lengths` are a row's tokens.
 
-    Raises CacheError where independent rows cannot be had.
+    Left padding is entered into the attention layers' caches. Raises CacheError where that or
+    independent rows cannot be had.
     """
+    ragged = bool(np.any(lengths != tokens))
+    each = of_rows(lengths, rows)
+    if ragged and padding == "left":
+        pad_left(layers, tokens - each)
     attention = next((entry for entry in layers if isinstance(entry, KVCache)), None)
     if independent_rows:
         check_independent(tokens, 0 if attention is None else attention.width)
-    padding = ends = real = positions = mask = None
-    if np.any(lengths != tokens):
-        each = of_rows(lengths, rows)
-        padding, ends = tokens - each, mx.array(each.astype(np.int32))
-        real = token_mask(ends, tokens)
+    right_padding = ends = real = positions = mask = None
+    if ragged:
+        counts = mx.array(each.astype(np.int32))
+        real = token_mask(counts, tokens, padding)
+        if padding == "right":
+            right_padding, ends = tokens - each, counts
     if attention is not None:
         if not isinstance(attention.offset, int):
             positions = mx.array(attention.offset.astype(np.int32))
         if np.any(attention.left_padding):
             mask = attention_mask(of_rows(attention.left_padding, rows), attention.width, tokens)
-    return Forward(padding, ends, real, positions, mask, independent_rows)
+    seen = each if ragged else None
+    return Forward(seen, right_padding, ends, real, positions, mask, independent_rows)
 
 
-def token_mask(ends: Int[mx.array, "B"], tokens: int) -> Bool[mx.array, "B S"]:
-    """Return which of `tokens` columns are a row's tokens and not its right padding."""
-    return mx.arange(tokens) < ends[:, None]
+def pad_left(layers: Sequence[LayerCache], padding: np.ndarray) -> None:
+    """Let the first `padding` [B] columns to come be left padding of the attention caches.
+
+    Raises CacheError if anything was seen: padding can only come before all tokens.
+    """
+    if any(entry.arrays() for entry in layers):
+        raise CacheError("left padding after tokens were seen: pad on the right.")
+    for entry in layers:
+        if isinstance(entry, KVCache):
+            entry.offset = settled(-padding)
+
+
+def token_mask(
+    lengths: Int[mx.array, "B"], tokens: int, padding: Literal["left", "right"] = "right"
+) -> Bool[mx.array, "B S"]:
+    """Return which of `tokens` columns are a row's tokens and not its padding."""
+    columns = mx.arange(tokens)
+    if padding == "right":
+        return columns < lengths[:, None]
+    return columns >= tokens - lengths[:, None]
 
 
 def attention_mask(left_padding: np.ndarray, width: int, tokens: int) -> Bool[mx.array, "B 1 S T"]:

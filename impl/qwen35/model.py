@@ -1,6 +1,7 @@
 """The text model: embedding, blocks, final norm and head."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -100,12 +101,14 @@ class Model(nn.Module):
         tap: Tap = untapped,
         eval_layers: bool = False,
         lengths: Sequence[int] | np.ndarray | None = None,
+        padding: Literal["left", "right"] = "right",
         independent_rows: bool = False,
     ) -> Float[mx.array, "B S V"]:
         """Advance `cache` by S tokens a row and return the logits of each.
 
-        Row r has `lengths[r]` tokens, 0 to S, and then right padding, whose ids do not matter and
-        whose outputs are undefined. `independent_rows` computes up to 4 tokens a row as if they
+        Row r has `lengths[r]` tokens, 0 to S, and then padding, whose ids do not matter and whose
+        outputs are undefined; before them, in a first forward, with `padding` "left".
+        `independent_rows` computes up to 4 tokens a row as if they
         came one by one and each row alone. Raises CacheError; on any error `cache` is as before.
 
         `eval_layers` evaluates every layer's output and cache before the next: no lazy tail then
@@ -117,7 +120,9 @@ class Model(nn.Module):
             raise CacheError("a forward of no tokens: give at least one column of ids.")
         counts: Counts = tokens if lengths is None else checked("lengths", lengths, rows, tokens)
         layers = cache.begin(rows)
-        forward = make_forward(layers, rows, tokens, counts, independent_rows)
+        if padding == "left" and cache.round is not None:
+            raise CacheError("left padding in a round: what is kept begins at the first column.")
+        forward = make_forward(layers, rows, tokens, counts, padding, independent_rows)
         trunk = self.language_model.model
         x = tap("embed_tokens", trunk.embed_tokens(ids))
         for i, (block, entry) in enumerate(zip(trunk.layers, layers, strict=True)):
