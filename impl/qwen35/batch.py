@@ -21,10 +21,8 @@ def chosen(entry: LayerCache, rows: Sequence[int], of: int) -> LayerCache:
         )
         new.offset = settled(offset)
         return new
-    kept = KVCache()
-    kept.width, kept.offset = entry.width, settled(offset)
-    if (keys := entry.keys) is not None and (values := entry.values) is not None:
-        kept._keys, kept._values = keys[index], values[index]
+    keys, values = (None if x is None else x[index] for x in (entry.keys, entry.values))
+    kept = KVCache(keys, values, settled(offset))
     kept.realign(kept.left_padding, kept.offset, int(offset.max()))
     return kept
 
@@ -46,13 +44,11 @@ def joined(entries: Sequence[LayerCache], rows: Sequence[int]) -> LayerCache:
         return new
     if deltas:
         raise CacheError("the caches have linear layers in different places: join one model's.")
-    wide = KVCache()
     attention = [entry for entry in entries if isinstance(entry, KVCache)]
-    wide.width = max(entry.width for entry in attention)
-    wide.offset = offset
-    wide._keys = stacked([left_padded(e.keys, wide.width) for e in attention], rows)
-    wide._values = stacked([left_padded(e.values, wide.width) for e in attention], rows)
-    return wide
+    width = max(entry.width for entry in attention)
+    keys = stacked([left_padded(e.keys, width) for e in attention], rows)
+    values = stacked([left_padded(e.values, width) for e in attention], rows)
+    return KVCache(keys, values, offset)
 
 
 def left_padded(x: mx.array | None, width: int) -> mx.array | None:

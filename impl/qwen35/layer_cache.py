@@ -46,11 +46,16 @@ class KVCache:
 
     block = 256
 
-    def __init__(self) -> None:
-        self.width = 0
-        self.offset: Counts = 0
-        self._keys: mx.array | None = None
-        self._values: mx.array | None = None
+    def __init__(
+        self,
+        keys: Float[mx.array, "B Hkv T D"] | None = None,
+        values: Float[mx.array, "B Hkv T D"] | None = None,
+        offset: Counts = 0,
+    ) -> None:
+        self.width = 0 if keys is None else keys.shape[2]
+        self.offset = offset
+        self._keys = keys
+        self._values = values
 
     @property
     def left_padding(self) -> Counts:

@@ -51,6 +51,8 @@ def accept(model: Model, cache: Cache, keep: int | Sequence[int]) -> None:
     cache.check_usable()
     if cache.round is None or cache.round.verified is None or cache.rows is None:
         raise CacheError("accept without a recorded forward: arm the cache, then run one forward.")
+    if any(isinstance(entry, DeltaCache) and entry.record is None for entry in cache.layers):
+        raise CacheError("accept without a record: a linear layer did not record the forward.")
     kept = checked("keep", keep, cache.rows, cache.round.verified)
     try:
         layers: list[LayerCache] = []
@@ -77,8 +79,7 @@ def with_record(entry: LayerCache, armed: bool) -> LayerCache:
 
 def rolled_back(layer: GatedDeltaNet, entry: DeltaCache, keep: Counts) -> DeltaCache:
     """Return the entry as it was before its record, advanced by `keep` tokens."""
-    if entry.record is None:
-        raise CacheError("a linear layer has no record of the round's forward.")
+    assert entry.record is not None
     new = DeltaCache()
     new.conv_tail, new.recurrent_state = layer.replay(entry.record, keep)
     new.offset = entry.record.offset

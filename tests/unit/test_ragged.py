@@ -177,6 +177,19 @@ def test_a_forward_of_empty_rows_leaves_every_state_as_it_was(seen):
         assert_same(held_by_row(with_it, row), held_by_row(without, row))
 
 
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_padding_alike_in_every_row_is_still_padding(padding):
+    model, ids = tiny_model(), drawn_ids(2, 5)
+    padded, plain = model.make_cache(), model.make_cache()
+    prompt = np.full((2, 6), NAN_ID, np.int32)
+    prompt[:, slice(3, 6) if padding == "left" else slice(3)] = ids[:, :3]
+    run(model, prompt, padded, lengths=[3, 3], padding=padding)
+    run(model, ids[:, :3], plain)
+    assert bits(run(model, ids[:, 3:], padded)) == bits(run(model, ids[:, 3:], plain))
+    for row in range(2):
+        assert_same(held_by_row(padded, row), held_by_row(plain, row))
+
+
 def test_permuted_rows_give_permuted_results():
     model, order = tiny_model(), [2, 0, 1]
     ids, lengths = drawn_ids(3, 6), [6, 2, 4]

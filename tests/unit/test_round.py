@@ -260,6 +260,18 @@ def test_a_round_needs_arming_and_a_forward():
     run(model, drawn_ids(2, 3), cache)
 
 
+def test_a_layer_without_a_record_is_refused_and_changes_nothing():
+    model = tiny_model()
+    cache = verified(model)
+    before, record = held(cache), cache[2].record
+    cache[2].record = None
+    with pytest.raises(CacheError, match="a linear layer did not record the forward"):
+        accept(model, cache, 2)
+    assert_same(held(cache), before)
+    cache[2].record = record
+    accept(model, cache, 2)
+
+
 def test_left_padding_in_a_round_is_refused():
     model = tiny_model()
     cache = model.make_cache()
