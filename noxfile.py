@@ -1,5 +1,6 @@
 """What this project is checked with; `nox -l` lists it. Versions come from pyproject.toml."""
 
+import os
 from pathlib import Path
 
 import nox
@@ -26,7 +27,9 @@ def parity(session: nox.Session) -> None:
     install(session)
     OUT.mkdir(parents=True, exist_ok=True)
     reports = [f"--{kind}={OUT / name}" for kind, name in REPORTS.items()]
-    session.run("parity", "run", *reports, *session.posargs)
+    # By its path from here, so that the commands in the report can be typed as they are.
+    command = os.path.relpath(Path(session.bin) / "parity") if session.bin_paths else "parity"
+    session.run(command, "run", *reports, *session.posargs, external=True)
 
 
 REPORTS = {"json": "result.json", "html": "report.html", "junit": "junit.xml"}

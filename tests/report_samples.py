@@ -204,6 +204,7 @@ def hostile(text: str = HOSTILE) -> dict[str, Any]:
             "repeat": text,
         },
         environment={text: text},
+        unknown_config_keys={text: [text] * 7},
         repeat=text,
         error=text,
     )

@@ -55,20 +55,35 @@ _PREFIXES = (
     "language_model.model.",
     "vision_tower.",
     "model.visual.",
+    # Near misses: what a loader asks for is a prefix, without the dot or with it.
+    "vision_towers.",
+    "model.visuals.",
+    "model.language_models.",
+    "language_models.",
 )
-_LEAVES = (
+_GAINS = (
     "norm.weight",
     "layers.0.input_layernorm.weight",
     "layers.0.post_attention_layernorm.weight",
     "layers.1.self_attn.q_norm.weight",
     "layers.1.self_attn.k_norm.weight",
     "layers.0.linear_attn.norm.weight",
+    "layers.1.self_attn.xq_norm.weight",
+    "layers.1.self_attn.xk_norm.weight",
+    "layers.0.xinput_layernorm.weight",
+    "layers.0.xpost_attention_layernorm.weight",
+    "layers.0.xmodel.norm.weight",
+)
+_LEAVES = (
     "layers.0.linear_attn.conv1d.weight",
     "layers.1.linear_attn.conv1d.weight",
     "layers.0.linear_attn.conv1d.weight.x",
+    "layers.0.linear_attn.conv1d_weight",
     "layers.0.mlp.experts.gate_up_proj",
     "lm_head.weight",
     "xmtp.y",
+    "mtpx.y",
+    "layers.0.mtp_norm.weight",
     "mtp.layers.0.input_layernorm.weight",
     "mtp.norm.weight",
     "mtp.conv1d.weight",
@@ -78,15 +93,23 @@ _LEAVES = (
 
 @st.composite
 def name_maps(draw: st.DrawFn) -> dict[str, tuple[int, ...]]:
-    """Draw tensor names of both generations, well mixed, with shapes.
+    """Draw tensor names of both generations, well mixed and in any order, with shapes.
 
     Each name has another leaf, so no two fold onto one; what mlx-lm takes for a conv weight has
     three axes, as it would fail on fewer.
     """
-    leaves = draw(st.lists(st.sampled_from(_LEAVES), unique=True, max_size=8))
-    conv = st.sampled_from([(6, 1, 4), (6, 4, 1), (6, 1, 1), (1, 4, 1)])
-    other = st.sampled_from([(4,), (3, 2)]) | conv
+    leaves = draw(st.lists(st.sampled_from(_GAINS), unique=True, min_size=2, max_size=7))
+    leaves += draw(st.lists(st.sampled_from(_LEAVES), unique=True, max_size=5))
+    prefix = st.sampled_from(_PREFIXES[:5]) | st.sampled_from(_PREFIXES)
+    # All convs converted, or any: otherwise few maps would ask for no shift, or for one.
+    conv = st.sampled_from([(6, 4, 1), (6, 1, 1)] + [(6, 1, 4), (1, 4, 1)] * draw(st.booleans()))
+    if draw(st.booleans()):
+        # A draft head's counts too, though it is dropped.
+        conv_leaf = st.sampled_from(["layers.2.linear_attn.", "mtp.layers.0."])
+        leaves.append(draw(conv_leaf) + "conv1d.weight")
+        conv |= st.just((6, 1, 4))
+    other = st.sampled_from([(4,), (4,), (4,), (3, 2), (6, 1, 4), (6, 4, 1)])
     return {
-        draw(st.sampled_from(_PREFIXES)) + leaf: draw(conv if "conv1d" in leaf else other)
-        for leaf in leaves
+        draw(prefix) + leaf: draw(conv if "conv1d.weight" in leaf else other)
+        for leaf in draw(st.permutations(leaves))
     }

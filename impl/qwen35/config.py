@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from qwen35.errors import CheckpointError
+from qwen35.rope_config import ENTRIES, read_rope
+from qwen35.rope_config import UNDERSTOOD as ROPE_UNDERSTOOD
 
 LINEAR, FULL = "linear_attention", "full_attention"
 MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
@@ -149,7 +151,7 @@ class _Reader:
             rope_theta=self.positive("rope_theta", rope["rope_theta"]),
             rotary_dim=rotary_dim,
             quantization=self.quantization(),
-            unknown=self.unknown(),
+            unknown=unknown_keys(self.outer),
         )
 
     def model_type(self) -> str:
@@ -229,20 +231,9 @@ class _Reader:
         return values.pop() if values else False
 
     def rope(self) -> dict[str, Any]:
-        given = self.inner.get("rope_parameters") or self.inner.get("rope_scaling") or {}
-        if not isinstance(given, dict):
-            raise self.fail(f"{self.section}rope_parameters is no JSON object", _COPY)
-        for kind in (given[name] for name in ("rope_type", "type") if name in given):
-            if kind not in ("default", "mrope"):
-                raise self.fail(
-                    f"{self.section}rope_parameters is of type {reprlib.repr(kind)}",
-                    "Only 'default' and 'mrope' are implemented",
-                )
-        both: dict[str, Any] = {"partial_rotary_factor": 0.25}
-        for part in (self.inner, given):
-            both |= {k: part[k] for k in ("rope_theta", "partial_rotary_factor") if k in part}
-        self.positive("partial_rotary_factor", both["partial_rotary_factor"])
-        return both
+        values = read_rope(self.inner, self.outer, self.section, self.fail)
+        self.positive("partial_rotary_factor", values["partial_rotary_factor"])
+        return values
 
     def layer_types(self, layers: int) -> tuple[str, ...]:
         interval = self.inner.get("full_attention_interval", 4)
@@ -267,9 +258,18 @@ class _Reader:
             )
         return from_interval
 
-    def unknown(self) -> tuple[str, ...]:
-        names = {self.section + key for key in self.inner if key not in _UNDERSTOOD}
-        return tuple(sorted(names | {key for key in self.outer if key not in _UNDERSTOOD}))
+
+def unknown_keys(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the keys of a nested or flat config that nothing here reads, with their section."""
+    inner = config.get("text_config", config)
+    sections = {"": config} if inner is config else {"": config, "text_config.": inner}
+    found = []
+    for place, section in sections.items():
+        found += [place + key for key in section if key not in _UNDERSTOOD]
+        for name in ENTRIES:
+            if isinstance(entry := section.get(name), dict):
+                found += [f"{place}{name}.{key}" for key in entry if key not in ROPE_UNDERSTOOD]
+    return tuple(sorted(found))
 
 
 def expected_shapes(config: TextConfig) -> dict[str, tuple[int, ...]]:

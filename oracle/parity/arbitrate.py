@@ -1,13 +1,18 @@
-"""Arbitration: a candidate's error against float64, judged by the oracle's own.
+"""Arbitration: errors against float64, judged by the oracle's own and by what rounding makes.
 
-Rounding errors scatter widely: one ill-conditioned token can have ten times the error in one
-runtime that it has in the other, and pass it on. So each forward is held to a wide factor of the
-oracle's error, and to a narrow one the *typical* error: the median over all vectors (the last axis)
-of a program's forwards, which a few unlucky tokens do not move and a systematic fault does. No
-error passes the rule's ceiling, however wrong the oracle is.
+Rounding errors scatter: one ill-conditioned token can have ten times the error in one runtime that
+it has in the other, and pass it on. So every error is held to a multiple of the larger of two: the
+oracle's, and the largest that `parity.roundings` made at the same place. The *typical* error of a
+tap, the median over its vectors in a program, has the narrowest multiple, for a systematic fault
+moves it and an unlucky token does not; one forward has a wider one, one vector the widest. Below
+`FEW` tokens a median is hardly more than one error, and has a forward's multiple. The oracle is
+held to the same multiples of the roundings' errors alone: one that is wrong excuses nothing.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -17,43 +22,132 @@ from parity.bits import (
     relative_rms,
     same_bits_and_finite,
     ulp_distances,
+    vector_errors,
 )
 from parity.policy import Rule
+from parity.roundings import Roundings
 from parity.trace import Trace
 
+FEW = 16
+"""Tokens: what the multiples for medians were measured on (docs/arbitration.md)."""
 
-class TypicalErrors:
-    """Median relative errors: the candidate's, the oracle's, and that of rounding alone."""
+Wrong = Literal["candidate", "oracle", "both"]
 
-    def __init__(self, candidate: Trace, oracle: Trace, truth: Trace) -> None:
-        errors: dict[str, list[np.ndarray]] = defaultdict(list)
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors from float64: the candidate's, the oracle's, and the roundings' largest."""
+
+    candidate: float
+    oracle: float
+    rounding: float
+
+    def beyond(self, factor: float, ceiling: float) -> tuple[Wrong | None, str]:
+        """Return (who exceeds `factor`, in words by how much)."""
+        said = []
+        oracle_bound = min(factor * self.rounding, ceiling)
+        if not self.oracle <= oracle_bound:
+            said.append(("oracle", self.oracle, self.rounding))
+        scale = self.rounding if said else max(self.oracle, self.rounding)
+        if not self.candidate <= min(factor * scale, ceiling):
+            said.insert(0, ("candidate", self.candidate, scale))
+        if not said:
+            return None, ""
+        words = (
+            f"the {who}'s error is {error:.3g}, due at most {factor:g} times {of:.3g}"
+            for who, error, of in said
+        )
+        wrong: Wrong = "both" if len(said) == 2 else said[0][0]  # type: ignore[assignment]
+        return wrong, " and ".join(words)
+
+
+class Arbiter:
+    """What is known of one program: the truth, the roundings and each tap's typical errors."""
+
+    def __init__(self, candidate: Trace, oracle: Trace, truth: Trace, roundings: Roundings) -> None:
+        self._truth, self._roundings = truth, roundings
+        self._vectors: dict[tuple[int, str], list[np.ndarray]] = {}
+        parts: dict[str, list[np.ndarray]] = defaultdict(list)
         for (forward, name), exact in truth.tensors.items():
             ours, theirs = candidate.get(forward, name), oracle.get(forward, name)
-            if ours is None or theirs is None or not comparable(ours, theirs, exact):
-                continue  # judged on its own
-            values = (ours, theirs, rounded(exact, ours.dtype))
-            errors[name].append(np.stack([vector_errors(v, exact) for v in values]))
-        self._medians = {
-            name: np.median(np.concatenate(parts, axis=1), axis=1) for name, parts in errors.items()
+            if (forward, name) not in roundings.vectors or ours is None or theirs is None:
+                continue
+            if comparable(ours, theirs, exact):
+                own = [vector_errors(ours, exact), vector_errors(theirs, exact)]
+                self._vectors[forward, name] = own
+                parts[name].append(np.concatenate([own, roundings.vectors[forward, name]]))
+        shapes = [
+            value.shape for (_, name), value in truth.tensors.items() if name == "embed_tokens"
+        ]
+        self.tokens = sum(rows * tokens for rows, tokens, _ in shapes)
+        self._typical = {name: _typical(np.concatenate(p, axis=1)) for name, p in parts.items()}
+
+    def exact(self, forward: int, name: str) -> np.ndarray | None:
+        """Return the truth of a tap, None where there is none."""
+        if (forward, name) not in self._roundings.vectors:
+            return None
+        return self._truth.get(forward, name)
+
+    def typical(self) -> Iterator[tuple[str, Errors]]:
+        """Yield each tap's name and its medians over the vectors of the program."""
+        yield from self._typical.items()
+
+    def typical_factor(self, rule: Rule) -> float:
+        """Return the multiple that medians over this program are held to."""
+        assert rule.factor is not None
+        assert rule.step_factor is not None
+        return rule.factor if self.tokens >= FEW else rule.step_factor
+
+    def judge(
+        self, forward: int, name: str, ours: np.ndarray, theirs: np.ndarray, rule: Rule
+    ) -> dict[str, object]:
+        """Judge one comparable tensor: the numbers and the verdict of a Comparison."""
+        assert rule.step_factor is not None
+        assert rule.vector_factor is not None
+        assert rule.ceiling is not None
+        exact, typical = self._truth.tensors[forward, name], self._typical[name]
+        errors = Errors(
+            relative_rms(ours, exact),
+            relative_rms(theirs, exact),
+            max(float(self._roundings.rms[forward, name].max()), typical.rounding),
+        )
+        found: dict[str, object] = {
+            "candidate_to_truth": errors.candidate,
+            "oracle_to_truth": errors.oracle,
+            "rounding_to_truth": errors.rounding,
+            "candidate_to_oracle": relative_rms(ours, theirs),
+            "max_abs": float(np.max(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)))),
+            "bound": min(rule.step_factor * max(errors.oracle, errors.rounding), rule.ceiling),
         }
+        same = False
+        if ours.dtype == theirs.dtype and is_float(ours.dtype):
+            found["max_ulp"] = int(ulp_distances(ours, theirs).max())
+            same = same_bits_and_finite(ours, theirs)[0]
+        wrong, detail = errors.beyond(rule.step_factor, rule.ceiling)
+        if wrong is None:
+            place, worst = self.worst_vector(forward, name)
+            wrong, detail = worst.beyond(rule.vector_factor, np.inf)
+            detail = f"at {list(place)}: {detail}"
+        if wrong is None:
+            return found | {"verdict": "identical" if same else "within"}
+        return found | {"verdict": "exceeds", "wrong": wrong, "detail": detail}
 
-    def of(self, name: str) -> tuple[float, float]:
-        """Return (the candidate's error, the larger of the oracle's and of rounding)."""
-        ours, theirs, rounding = self._medians.get(name, (0.0, 0.0, 0.0))
-        return float(ours), float(max(theirs, rounding))
+    def worst_vector(self, forward: int, name: str) -> tuple[tuple[int, ...], Errors]:
+        """Return the place and errors of the vector that needs the largest factor."""
+        shape, typical = self._truth.tensors[forward, name].shape, self._typical[name]
+        own, other = self._vectors[forward, name]
+        rounding = np.maximum(self._roundings.vectors[forward, name].max(axis=0), typical.rounding)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.nan_to_num([own / np.maximum(other, rounding), other / rounding])
+        at = int(shares.max(axis=0).argmax())
+        place = tuple(int(i) for i in np.unravel_index(at, shape[:-1]))
+        return place, Errors(float(own[at]), float(other[at]), float(rounding[at]))
 
 
-def vector_errors(value: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Return |value − exact| / |exact| of each vector along the last axis; 0 for 0/0."""
-    error = np.linalg.norm(value.astype(np.float64) - exact, axis=-1).ravel()
-    scale = np.linalg.norm(exact.astype(np.float64), axis=-1).ravel()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(error == 0.0, 0.0, error / scale)
-
-
-def rounded(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return the truth as this dtype can best hold it: no runtime can do better."""
-    return exact.astype(dtype) if is_float(dtype) else exact
+def _typical(errors: np.ndarray) -> Errors:
+    """Take the medians of [2 + grids, vectors]: candidate, oracle, and each grid."""
+    medians = np.median(errors, axis=1)
+    return Errors(float(medians[0]), float(medians[1]), float(medians[2:].max()))
 
 
 def comparable(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> bool:
@@ -61,27 +155,3 @@ def comparable(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> bool:
     return ours.shape == theirs.shape == exact.shape and all(
         all_finite(x) for x in (ours, theirs, exact)
     )
-
-
-def numbers(
-    ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray, rule: Rule, typical: float
-) -> tuple[bool, dict[str, object]]:
-    """Judge one forward: (within its bound, the numbers of a Comparison)."""
-    assert rule.step_factor is not None
-    errors = relative_rms(ours, exact), relative_rms(theirs, exact)
-    rounding = relative_rms(rounded(exact, ours.dtype), exact)
-    assert rule.ceiling is not None
-    bound = min(rule.step_factor * max(errors[1], typical, rounding), rule.ceiling)
-    found: dict[str, object] = {
-        "candidate_to_truth": errors[0],
-        "oracle_to_truth": errors[1],
-        "candidate_to_oracle": relative_rms(ours, theirs),
-        "max_abs": float(np.max(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)))),
-        "bound": bound,
-        "verdict": "within",
-    }
-    if ours.dtype == theirs.dtype and is_float(ours.dtype):
-        found["max_ulp"] = int(ulp_distances(ours, theirs).max())
-        if same_bits_and_finite(ours, theirs)[0]:
-            found["verdict"] = "identical"
-    return errors[0] <= bound, found

@@ -66,20 +66,15 @@ def ulp_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.abs(ordered(a) - ordered(b))
 
 
-def square_sums(value: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
-    """Return (sum of squared errors, sum of truth's squares) in float64."""
-    exact = truth.astype(np.float64)
-    error = value.astype(np.float64) - exact
-    return float(np.vdot(error, error)), float(np.vdot(exact, exact))
-
-
 def relative_rms(value: np.ndarray, truth: np.ndarray) -> float:
     """Return |value − truth| / |truth| in the 2-norm; 0 for 0/0 and infinity for x/0."""
-    return ratio(*square_sums(value, truth))
+    return float(vector_errors(value.reshape(1, -1), truth.reshape(1, -1))[0])
 
 
-def ratio(error: float, scale: float) -> float:
-    """Return sqrt(error/scale) with 0/0 = 0 and x/0 = infinity."""
-    if error == 0.0:
-        return 0.0
-    return float(np.sqrt(error / scale)) if scale > 0.0 else float("inf")
+def vector_errors(value: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Return the relative RMS of each vector along the last axis, flat."""
+    exact = truth.astype(np.float64)
+    error = np.linalg.norm(value.astype(np.float64) - exact, axis=-1).ravel()
+    scale = np.linalg.norm(exact, axis=-1).ravel()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(error == 0.0, 0.0, error / scale)

@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from parity import experts
 from parity.rules import Facts
-from qwen35.config import TextConfig, expected_shapes, parse_config
+from parity.shown import shown
+from qwen35.config import expected_shapes, parse_config
 from qwen35.errors import CheckpointError
 from qwen35.headers import Checkpoint, TensorHeader
 from qwen35.plan import Plan, Shapes
@@ -123,61 +125,127 @@ def _parameters(
 
 
 def names(checkpoint: Checkpoint, plan: Plan, facts: Facts) -> dict[str, Any]:
-    """Return the names missing and unexpected for each reader, or why they cannot be told."""
+    """Return the names missing and unexpected for each reader, or why they cannot be told.
+
+    `refused` says, of each reader that would not load the checkpoint as it is, why.
+    """
     missing: dict[str, list[str] | None] = dict.fromkeys(("impl", "mlx-lm", "transformers"))
     unexpected = dict(missing)
     untold: dict[str, str] = {}
     wrong: list[dict[str, Any]] = []
+    mixture = experts.is_mixture(checkpoint.config)
+    if mixture:
+        untold["impl"] = "a mixture of experts is not run yet"
     try:
-        config = parse_config(checkpoint.config, checkpoint.path)
+        given = experts.dense(checkpoint.config) if mixture else checkpoint.config
+        canonical = expected_shapes(parse_config(given, checkpoint.path))
     except CheckpointError as error:
-        untold = dict.fromkeys(missing, str(error))
+        untold = dict.fromkeys(missing, str(error)) | untold
     else:
-        canonical = expected_shapes(config)
         loaded = {e.target for e in plan.entries}
-        head = {f"{_ROOT}lm_head.weight"} if facts.tied else set()
-        stored = {e.source for e in plan.entries} | {
-            name for name, why in plan.dropped if why.startswith("the head")
-        }
-        kept = head & {_canonical(name) for name in stored}
+        if mixture:
+            canonical, loaded = experts.sparse(canonical), experts.split(loaded)
+        due = _with_head(canonical, checkpoint)
+        stored = _for_transformers(checkpoint)
         found = {
             "impl": (set(canonical), loaded),
-            # mlx-lm drops a tied head only under the name lm_head.weight, and never sees that.
-            "mlx-lm": (set(canonical), {n for n in loaded if not _packing(n, loaded)} | kept),
-            "transformers": (exported(config, facts.flat), _for_transformers(checkpoint, facts)),
+            "mlx-lm": (
+                due | _packing(canonical, loaded, checkpoint),
+                loaded | _kept_heads(plan),
+            ),
+            "transformers": (
+                experts.stacked(exported(due, _bare_trunk(facts))),
+                experts.stacked(stored) if mixture else stored,
+            ),
         }
-        for reader, (due, has) in found.items():
-            missing[reader], unexpected[reader] = sorted(due - has), sorted(has - due)
-        wrong = _wrong_shapes(canonical, checkpoint, plan, facts)
-    return {
+        for reader in found.keys() - untold.keys():
+            asked, has = found[reader]
+            missing[reader], unexpected[reader] = sorted(asked - has), sorted(has - asked)
+        if not mixture:
+            wrong = _wrong_shapes(canonical, checkpoint, plan, facts)
+    found_names: dict[str, Any] = {
         "missing": missing,
         "unexpected": unexpected,
         "untold": untold,
         "wrong_shapes": wrong,
     }
+    return found_names | {"refused": _refused(found_names, checkpoint, facts)}
 
 
-def _canonical(name: str) -> str:
-    return name if name.startswith(_ROOT) else _ROOT + name
+def _refused(found: dict[str, Any], checkpoint: Checkpoint, facts: Facts) -> dict[str, str]:
+    refused: dict[str, str] = {}
+    for reader in ("impl", "mlx-lm"):
+        said = [
+            f"{len(listed)} {what} ({shown(listed[0])} first)"
+            for what in ("missing", "unexpected")
+            if (listed := found[what][reader])
+        ]
+        if found["wrong_shapes"]:
+            said.append(f"{shown(found['wrong_shapes'][0]['name'])} has another shape than due")
+        if said:
+            refused[reader] = ", ".join(said)
+    kind = checkpoint.config.get("model_type")
+    if facts.flat:
+        refused["mlx-lm"] = f"it does not know the model_type {kind}"
+    elif quantization(checkpoint)["trellis"]:
+        refused["mlx-lm"] = "it does not know the quantization mode trellis"
+    if facts.quantized:
+        refused["impl"] = "it does not run quantized checkpoints yet"
+    if "impl" in found["untold"]:
+        refused["impl"] = found["untold"]["impl"]
+    return refused
 
 
-def _packing(name: str, names: set[str]) -> bool:
-    stem, _, leaf = name.rpartition(".")
-    return leaf in ("scales", "biases") and f"{stem}.weight" in names
+def _with_head(canonical: Shapes, checkpoint: Checkpoint) -> set[str]:
+    """Return the canonical names for a reader that ties the head by the text section alone."""
+    inner = checkpoint.config.get("text_config", checkpoint.config)
+    head = {f"{_ROOT}lm_head.weight"}
+    return set(canonical) - head if inner.get("tie_word_embeddings") else set(canonical) | head
 
 
-def exported(config: TextConfig, flat: bool) -> set[str]:
-    """Return the names that transformers asks for: of the whole model, or of a text model."""
-    trunk = "model." if flat else "model.language_model."
+def _kept_heads(plan: Plan) -> set[str]:
+    # mlx-lm drops a tied head only under the name lm_head.weight, and never sees that.
+    heads = {name for name, why in plan.dropped if why.startswith("the head")}
+    return {name if name.startswith(_ROOT) else _ROOT + name for name in heads}
+
+
+def _packing(canonical: Shapes, loaded: set[str], checkpoint: Checkpoint) -> set[str]:
+    """Return the scales and biases that mlx-lm asks for: of modules named or stored so."""
+    said = _quantization_entry(checkpoint)
+    stored = {e for e in loaded if e.endswith(".scales")}
+    due = set()
+    for name, shape in canonical.items() if said else ():
+        stem = name.removesuffix(".weight")
+        own = said.get(stem, f"{stem}.scales" in stored)
+        if len(shape) != 2 or not own:
+            continue
+        due.add(f"{stem}.scales")
+        mode = own.get("mode", "affine") if isinstance(own, dict) else said.get("mode", "affine")
+        if mode == "affine":
+            due.add(f"{stem}.biases")
+    return due
+
+
+def exported(canonical: set[str], bare: bool) -> set[str]:
+    """Return transformers' names, with the trunk under `model.` where it is `bare`."""
+    trunk = "model." if bare else "model.language_model."
     return {
         trunk + name.removeprefix(_TRUNK) if name.startswith(_TRUNK) else name.removeprefix(_ROOT)
-        for name in expected_shapes(config)
+        for name in canonical
     }
 
 
-def _for_transformers(checkpoint: Checkpoint, facts: Facts) -> set[str]:
+def _bare_trunk(facts: Facts) -> bool:
+    # transformers' text model takes both, whatever the config.
+    if any(name.startswith("model.language_model.") for name in facts.shapes):
+        return False
+    return facts.flat or any(name.startswith("model.layers.") for name in facts.shapes)
+
+
+def _for_transformers(checkpoint: Checkpoint) -> set[str]:
     ignored = ("mtp", "model.visual")  # the one by transformers itself, the other is not the text
-    tied = {"lm_head.weight"} if facts.tied else set()
+    inner = checkpoint.config.get("text_config", checkpoint.config)
+    tied = {"lm_head.weight"} if inner.get("tie_word_embeddings") else set()
     return {n for n in checkpoint.tensors if not n.startswith(ignored)} - tied
 
 

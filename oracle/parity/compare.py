@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from parity.arbitrate import TypicalErrors, comparable, numbers
+from parity.arbitrate import Arbiter, Wrong, comparable
 from parity.bits import (
     all_finite,
     by_name,
@@ -19,6 +19,7 @@ from parity.bits import (
 from parity.policy import Pair, Rule
 from parity.taps import Tap, inputs, order
 from parity.trace import Trace
+from qwen35.errors import InputError
 
 Verdict = Literal["identical", "within", "exceeds", "missing", "shape", "dtype", "nonfinite"]
 FAILED: tuple[Verdict, ...] = ("exceeds", "missing", "shape", "dtype", "nonfinite")
@@ -30,7 +31,8 @@ class Comparison:
     """The verdict on one tap of one forward, with its numbers (None where not taken).
 
     The three errors are relative RMS: candidate and oracle to the float64 truth, and candidate to
-    oracle. `bound` is what the first must not exceed when arbitrated.
+    oracle. `rounding_to_truth` is the largest that rounding alone made, `bound` what the first must
+    not exceed when arbitrated, and `wrong` who is too far from the truth.
     """
 
     forward: int
@@ -44,8 +46,10 @@ class Comparison:
     candidate_to_truth: float | None = None
     oracle_to_truth: float | None = None
     candidate_to_oracle: float | None = None
+    rounding_to_truth: float | None = None
     bound: float | None = None
     attribution: Literal["makes", "carries"] | None = None
+    wrong: Wrong | None = None
 
     @property
     def failed(self) -> bool:
@@ -60,19 +64,21 @@ def compare(
     layer_types: tuple[str, ...],
     forwards: int,
     dtype: str,
-    truth: Trace | None = None,
+    arbiter: Arbiter | None = None,
 ) -> list[Comparison]:
     """Judge every tap of every forward, in order of computation.
 
     `dtype` is the one the run computes in. Taps that either side lacks are `missing`, and so are
-    names that are no taps of this model. `truth` is the float64 trace, needed where the pair is
-    arbitrated; a tap it lacks is an error of the caller.
+    names that are no taps of this model. `arbiter` is needed where the pair is arbitrated. Raises
+    InputError for a trace of a model with other layers.
     """
+    for trace in (candidate, oracle):
+        if trace.layer_types != layer_types:
+            raise InputError(
+                f"{trace.runner} recorded layers {', '.join(trace.layer_types)}; the model has "
+                f"{', '.join(layer_types)}. Compare traces of one model."
+            )
     taps = order(layer_types)
-    typical = None
-    if pair.arbitrated:
-        assert truth is not None
-        typical = TypicalErrors(candidate, oracle, truth)
     found: dict[tuple[int, str], Comparison] = {}
     for forward in range(forwards):
         for name, (_, tap) in taps.items():
@@ -84,10 +90,8 @@ def compare(
                 assert a is not None
                 assert b is not None
                 if rule.require == "arbitrated":
-                    assert truth is not None
-                    assert typical is not None
-                    exact = truth.tensors[forward, name]
-                    seen = _arbitrated(a, b, exact, rule, typical.of(name)[1])
+                    assert arbiter is not None
+                    seen = _arbitrated(forward, name, a, b, rule, arbiter)
                 else:
                     seen = _bitwise(a, b, rule)
             found[forward, name] = Comparison(
@@ -97,15 +101,15 @@ def compare(
                 reason=rule.reason,
                 **seen,  # type: ignore[arg-type]
             )
-    if typical is not None:
-        found |= _beyond_their_typical(found, typical, pair, taps)
+    if arbiter is not None:
+        found |= _beyond_their_typical(found, arbiter, pair, taps)
     results = [_attributed(item, found, taps, pair, len(layer_types)) for item in found.values()]
     return results + list(_unknown(candidate, oracle, taps, forwards))
 
 
 def _beyond_their_typical(
     found: dict[tuple[int, str], Comparison],
-    typical: TypicalErrors,
+    arbiter: Arbiter,
     pair: Pair,
     taps: dict[str, tuple[int, Tap]],
 ) -> dict[tuple[int, str], Comparison]:
@@ -117,17 +121,18 @@ def _beyond_their_typical(
             if _share(item) > _share(other):
                 largest[item.tap] = item
     failed = {}
-    for item in largest.values():
-        rule = pair.rule(taps[item.tap][1].kind)
-        assert rule.factor is not None
+    for name, errors in arbiter.typical():
+        rule = pair.rule(taps[name][1].kind)
+        worst = largest.get(name)
+        if worst is None or worst.failed:
+            continue
         assert rule.ceiling is not None
-        ours, theirs = typical.of(item.tap)
-        if not ours <= min(rule.factor * theirs, rule.ceiling) and not item.failed:
-            detail = (
-                f"median over the program: error {ours:.3g}, due at most {rule.factor:g} times "
-                f"{theirs:.3g}; this has the largest share"
+        wrong, said = errors.beyond(arbiter.typical_factor(rule), rule.ceiling)
+        if wrong is not None:
+            detail = f"in the median over the program {said}; this forward has the largest share"
+            failed[worst.forward, name] = replace(
+                worst, verdict="exceeds", wrong=wrong, detail=detail
             )
-            failed[item.forward, item.tap] = replace(item, verdict="exceeds", detail=detail)
     return failed
 
 
@@ -176,14 +181,15 @@ def _bitwise(a: np.ndarray, b: np.ndarray, rule: Rule) -> dict[str, object]:
 
 
 def _arbitrated(
-    a: np.ndarray, b: np.ndarray, exact: np.ndarray, rule: Rule, typical: float
+    forward: int, name: str, a: np.ndarray, b: np.ndarray, rule: Rule, arbiter: Arbiter
 ) -> dict[str, object]:
+    if (exact := arbiter.exact(forward, name)) is None:
+        return {"verdict": "missing", "detail": "not recorded by the reference"}
     if a.shape != exact.shape:
         return {"verdict": "shape", "detail": f"{list(a.shape)}, due {list(exact.shape)}"}
     if not comparable(a, b, exact):
         return {"verdict": "nonfinite", "detail": _nonfinite(a, b)}
-    within, seen = numbers(a, b, exact, rule, typical)
-    return seen if within else seen | {"verdict": "exceeds", "detail": _first_difference(a, b)}
+    return arbiter.judge(forward, name, a, b, rule)
 
 
 def _nonfinite(a: np.ndarray, b: np.ndarray) -> str:
@@ -192,15 +198,11 @@ def _nonfinite(a: np.ndarray, b: np.ndarray) -> str:
 
 
 def _first_difference(a: np.ndarray, b: np.ndarray) -> str:
-    if a.dtype == b.dtype:
-        # NaN is unequal to itself and −0 equal to +0, so the search is over bit patterns.
-        at = np.flatnonzero(words(a) != words(b))
-    else:
-        at = np.flatnonzero(a.astype(np.float64).ravel() != b.astype(np.float64).ravel())
-    index = [int(i) for i in np.unravel_index(at[0], a.shape)]
-    place = tuple(index)
+    # NaN is unequal to itself and −0 equal to +0, so the search is over bit patterns.
+    at = np.flatnonzero(words(a) != words(b))
+    place = tuple(int(i) for i in np.unravel_index(at[0], a.shape))
     return (
-        f"first at {index}: {float(a[place])!r}, due {float(b[place])!r}; "
+        f"first at {list(place)}: {float(a[place])!r}, due {float(b[place])!r}; "
         f"{at.size} of {a.size} elements differ"
     )
 

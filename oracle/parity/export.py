@@ -14,7 +14,8 @@ from typing import Any
 
 from parity import distributions
 from parity.new_folder import new_folder
-from parity.runners.transformers import needs_oracles, quiet
+from parity.runners.imports import importing
+from parity.runners.transformers import quiet
 from parity.synthetic import VISION
 from parity.taps import FULL, LINEAR
 from qwen35.errors import InputError
@@ -40,7 +41,7 @@ def export(recipe: Recipe, folder: Path, dtype: str) -> Path:
     Raises InputError where `folder` exists or the recipe is inconsistent, CannotRunError without
     transformers. Nothing is left behind on failure.
     """
-    with needs_oracles():
+    with importing("transformers", "torch"):
         import torch
         from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
     if dtype not in ("float32", "float16", "bfloat16"):
@@ -81,7 +82,7 @@ def convert(
 
     Raises as `export` does, and InputError for what MLX cannot quantize.
     """
-    with needs_oracles():
+    with importing("mlx-lm", "transformers"):
         from mlx_lm import convert as mlx_lm_convert
     if not (source / "config.json").is_file():
         raise InputError(f"{source}: no config.json. Give the folder of an exported checkpoint.")

@@ -4,6 +4,7 @@ Works from headers, and the first values of the norm gains; imports no framework
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -11,6 +12,7 @@ from parity import census, rules
 from parity.evidence import NOT_READ, Evidence, read_evidence
 from parity.rules import Decision, Facts, Rule
 from parity.shown import shown
+from qwen35.config import unknown_keys
 from qwen35.errors import CheckpointError, InputError
 from qwen35.headers import Checkpoint
 from qwen35.plan import Plan, make_plan
@@ -62,15 +64,31 @@ class Inspection:
         """Whether the chosen rule loads it, and the rules agree, and with the evidence."""
         return self.decisions[self.rule].loads and self.agree and not self.contradicted
 
+    @cached_property
+    def names(self) -> dict[str, Any]:
+        """Names missing and unexpected by reader, and who refuses the checkpoint for what."""
+        return census.names(self.checkpoint, self.plan, self.facts)
+
     @property
     def sentence(self) -> str:
         """What would happen in which loader, in one sentence."""
+        refused = self.names["refused"].get("mlx-lm")
+        missing = self.names["missing"]["transformers"]
+        said = [self._sentence]
+        if refused:
+            said.append(f"mlx-lm refuses to load it: {refused}")
+        if missing and self.decisions["transformers"].loads:
+            said.append(f"transformers makes up {len(missing)} tensors, {shown(missing[0])} first")
+        return "; ".join(said) + "."
+
+    @property
+    def _sentence(self) -> str:
         says, outcomes = self.evidence.says, self.outcomes
         chosen = self.decisions[self.rule]
         if says == "mixed":
             return (
                 f"Every loader reads a part of the gains wrongly, and the model babbles in all of "
-                f"them: {self.evidence.because}."
+                f"them: {self.evidence.because}"
             )
         if wrong := {n: o for n, o in outcomes.items() if o not in (None, "γ")}:
             right = [name for name, outcome in outcomes.items() if outcome == "γ"]
@@ -80,7 +98,9 @@ class Inspection:
                 for outcome in dict.fromkeys(wrong.values())
             )
             where = f"{_list(right)} would load it right" if right else "no loader loads it right"
-            return f"The gains are stored as {says}: {what}, and the model babbles there; {where}."
+            if right == ["value-mean"]:
+                where = "no published loader loads it right"
+            return f"The gains are stored as {says}: {what}, and the model babbles there; {where}"
         if not self.agree:
             shift, leave = self._sides()
             partly = [name for name, d in self.decisions.items() if d.some]
@@ -93,13 +113,13 @@ class Inspection:
                 )
                 if names
             ]
-            return f"Loaders disagree, and the model babbles in some: {'; '.join(groups)}."
+            return f"Loaders disagree, and the model babbles in some: {'; '.join(groups)}"
         if not chosen.loads:
-            return f"{self.rule} cannot load it: {chosen.because}."
+            return f"{self.rule} cannot load it: {chosen.because}"
         loaders = _list([n for n, d in self.decisions.items() if d.shift is not None])
         act = "adds 1 to the gains" if chosen.shift else "leaves the gains as they are"
         held = {"γ": "they are γ", "γ−1": "they are γ−1"}.get(says, f"their values are {says}")
-        return f"Every rule that can load it {act} ({loaders}), and {held}."
+        return f"Every rule that knows its names {act} ({loaders}), and {held}"
 
     def _near(self, outcome: str) -> str:
         order = ("γ−1", "γ", "γ+1", "γ+2")
@@ -179,8 +199,9 @@ def to_json(found: Inspection, repeat: str) -> dict[str, Any]:
         "draft_head": census.part(checkpoint, "draft head"),
         "vision": census.part(checkpoint, "vision"),
         "tied": facts.tied,
-        **census.names(checkpoint, found.plan, facts),
+        **found.names,
         **census.sizes(checkpoint),
+        "unknown_config_keys": list(unknown_keys(checkpoint.config)),
         "plan": str(found.plan),
     }
 

@@ -92,7 +92,7 @@ def parse(value: Any, source: str = "<program>") -> Program:
         raise fail(
             "the file", "is no object with a list 'steps'", 'Write {"schema": 1, "steps": …}.'
         )
-    if value.get("schema") != SCHEMA:
+    if type(value.get("schema")) is not int or value["schema"] != SCHEMA:  # True == 1 == 1.0
         raise fail("schema", f"is {value.get('schema')!r}", f"This version reads schema {SCHEMA}.")
     if unknown := set(value) - {"schema", "steps"}:
         raise fail("the file", f"has unknown fields {sorted(unknown)}", "Remove them.")
@@ -139,6 +139,19 @@ def _ids(value: Any, where: str, fail: Any) -> np.ndarray:
     return np.array(rows, dtype=np.int64)
 
 
+class _TwiceError(Exception):
+    """A key that an object has twice; JSON readers differ in which of them they keep."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise _TwiceError(repr(key))
+        value[key] = item
+    return value
+
+
 def load(path: str | Path) -> Program:
     """Read a program file. Raises ProgramError if it cannot be read or is malformed."""
     try:
@@ -146,7 +159,9 @@ def load(path: str | Path) -> Program:
     except (OSError, UnicodeDecodeError) as error:
         raise ProgramError(f"{path}: cannot be read ({error}). Give a JSON program file.") from None
     try:
-        return parse(json.loads(text), str(path))
+        return parse(json.loads(text, object_pairs_hook=_object), str(path))
+    except _TwiceError as error:
+        raise ProgramError(f"{path}: has {error} twice in one object. Keep one.") from None
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"{path}: is no JSON ({error}). The README shows one.") from None
 

@@ -43,11 +43,12 @@ class ReferenceRunner:
         self.weights = read_weights(Path(path), dtype)
 
     # A program is a parity.program.Program, unnamed here because that module imports qwen35.
-    def run(self, program: Any, feed: Feed | None = None) -> Trace:
-        """See parity.runners.base.Runner."""
+    @np.errstate(invalid="ignore")  # NaN in, NaN out: the judge says so
+    def run(self, program: Any, feed: Feed | None = None, trace: Trace | None = None) -> Trace:
+        """See parity.runners.base.Runner. A `trace` that is given says what each tap passes on."""
         config, layers = self.config, len(self.layer_types)
         info = {"numpy": np.__version__, "dtype": "float64", "weights": self.dtype}
-        trace = Trace(self.name, self.layer_types, info)
+        trace = trace or Trace(self.name, self.layer_types, info)
         program.check_vocabulary(config["vocab_size"])
         caches: list[Cache] = [{} for _ in self.layer_types]
         for forward, (_, _, ids) in enumerate(program.forwards()):
@@ -86,10 +87,8 @@ class Part:
         return y + self.weights[bias] if bias in self.weights else y
 
     def put(self, tap: str, value: np.ndarray) -> np.ndarray:
-        """Record the value of a tap and return it."""
-        value = np.ascontiguousarray(value)
-        self.trace.add(self.forward, self.prefix + tap, value)
-        return value
+        """Record the value of a tap and return what goes on from there."""
+        return self.trace.add(self.forward, self.prefix + tap, np.ascontiguousarray(value))
 
 
 def block(part: Part, config: Config, mixer: Callable, x: np.ndarray) -> np.ndarray:
@@ -134,7 +133,7 @@ def linear_attention(part: Part, config: Config, x: np.ndarray) -> np.ndarray:
     q, k = repeat_heads(q, Hv // Hk, axis=2), repeat_heads(k, Hv // Hk, axis=2)
     state = cache.get("recurrent_state", np.zeros((B, Hv, Dv, Dk)))
     y, state = gated_delta_rule(q, k, v, g, beta, state)
-    put("linear_attn.y", y)
+    y = put("linear_attn.y", y)
     cache["recurrent_state"] = put("linear_attn.recurrent_state", state)
     normed = rms_norm(y, part["linear_attn.norm.weight"], config["rms_norm_eps"])
     normed = put("linear_attn.norm", normed * silu(z))
@@ -247,19 +246,23 @@ def softmax(x: np.ndarray) -> np.ndarray:
 def read_config(path: Path) -> Config:
     """Return the text model's config, nested or flat, with layer_types, rotary_dim, rope_theta."""
     outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    config = {"tie_word_embeddings": outer.get("tie_word_embeddings", False)}
+    config: Config = {"full_attention_interval": 4, "partial_rotary_factor": 0.25}  # every oracle's
+    config["tie_word_embeddings"] = outer.get("tie_word_embeddings", False)
     config |= outer.get("text_config", outer)
     if not (kinds := config.get("layer_types")):
         every = config["full_attention_interval"]
         kinds = [LINEAR if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
-    rotary = config | (config.get("rope_parameters") or {})
-    if (kind := rotary.get("rope_type", rotary.get("type", "default"))) != "default":
-        raise ValueError(f"{path}: rope_type is {kind!r}. Only 'default' is known to the reference")
+    rotary = dict(config)
+    for part in (config.get(name) or {} for name in ("rope_scaling", "rope_parameters")):
+        if turns := {part[n] for n in ("rope_type", "type") if n in part} - {"default"}:
+            raise ValueError(f"{path}: rope_type is {turns}, only 'default' is known here")
+        rotary |= part
     rotary_dim = int(config["head_dim"] * rotary["partial_rotary_factor"])
     theta = float(rotary["rope_theta"])
     return config | {"layer_types": tuple(kinds), "rotary_dim": rotary_dim, "rope_theta": theta}
 
 
+@np.errstate(over="ignore")  # beyond the dtype's range is infinity, as on loading
 def read_weights(path: Path, dtype: str) -> dict[str, np.ndarray]:
     """Return float64 weights by the trunk's own names, conv1d as [C, K], every gain as γ."""
     weights: dict[str, np.ndarray] = {}

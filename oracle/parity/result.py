@@ -8,6 +8,7 @@ from parity.commands import EXIT_CODES
 from parity.compare import FAILED, Comparison
 from parity.run import CaseResult, PairResult, RunResult
 from parity.taps import split
+from qwen35.config import unknown_keys
 
 SCHEMA = 1
 _SEVERITY = {"identical": 0, "within": 1} | {verdict: 2 + i for i, verdict in enumerate(FAILED)}
@@ -25,6 +26,7 @@ def to_json(result: RunResult, repeat: str, seed: int) -> dict[str, Any]:
         "first_divergence": _first_divergence(result),
         "pairs": pairs,
         "environment": _environment(result),
+        "unknown_config_keys": _unknown(result),
         "repeat": repeat,
         "candidate": result.candidate,
         "seed": seed,
@@ -43,6 +45,13 @@ def exit_code(value: dict[str, Any]) -> int:
     """Return 0 holds, 1 differs, 5 nothing was compared."""
     key = "nothing compared" if value["verdict"] == "not-run" else value["verdict"]
     return EXIT_CODES[key]
+
+
+def _unknown(result: RunResult) -> dict[str, list[str]]:
+    """Return model -> the keys of its config.json that nothing here reads, where it has any."""
+    models = {f"{c.target.label}/{c.target.generation}": c.target for c in result.cases}
+    keys = {name: list(unknown_keys(target.checkpoint.config)) for name, target in models.items()}
+    return {name: found for name, found in keys.items() if found}
 
 
 def _pair_totals(result: RunResult, oracle: str) -> dict[str, Any]:
@@ -94,6 +103,8 @@ def _divergence(case: CaseResult, oracle: str, item: Comparison) -> dict[str, An
         "candidate_to_truth": item.candidate_to_truth,
         "oracle_to_truth": item.oracle_to_truth,
         "candidate_to_oracle": item.candidate_to_oracle,
+        "rounding_to_truth": item.rounding_to_truth,
+        "wrong": item.wrong,
         "bound": item.bound,
         "require": item.require,
         "reason": item.reason,
@@ -153,6 +164,8 @@ def _cells(comparisons: list[Comparison]) -> list[dict[str, Any]]:
                 "candidate_to_truth": first.candidate_to_truth,
                 "oracle_to_truth": first.oracle_to_truth,
                 "candidate_to_oracle": first.candidate_to_oracle,
+                "rounding_to_truth": first.rounding_to_truth,
+                "wrong": first.wrong,
                 "bound": first.bound,
                 "attribution": first.attribution,
                 "require": first.require,

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parity.arbitrate import Arbiter
 from parity.compare import Comparison, compare
 from parity.policy import Pair, Policy
 from parity.program import Program
 from parity.reference import ReferenceRunner
+from parity.roundings import Roundings, roundings
 from parity.runners.base import Runner, RunnerOptions
 from parity.runners.registry import open_runner, why_not
-from parity.trace import Feed, Trace, feed_from
+from parity.trace import Feed, Trace, feed_from, unfed
 from qwen35.config import parse_config
 from qwen35.errors import InputError
 from qwen35.headers import Checkpoint
@@ -161,22 +163,40 @@ class _Judged:
         self._target, self._result, self._options = target, result, options
         self._candidate: Runner | None = None
         self._reference: ReferenceRunner | None = None
-        self._free: dict[tuple[str, str], Trace] = {}
+        self._free: dict[str, Trace] = {}
+        self._truths: dict[str, tuple[Trace, Roundings]] = {}
 
     def open(self, name: str) -> Runner:
         return open_runner(name, self._target.checkpoint, self._target.dtype, self._options)
 
     def judge(self, case: CaseResult, oracle: Runner, pair: Pair) -> list[Comparison]:
         theirs = self._run(oracle, case.program)
-        feed = feed_from(theirs) if pair.feed == "layer" else None
+        forwards = len(case.program.forwards())
+        feed = None
+        if pair.feed == "layer":
+            if lacking := unfed(theirs, forwards):
+                detail = f"not recorded by {oracle.name}, so no layer could be fed from it"
+                return [Comparison(f, name, "missing", "", "", detail) for f, name in lacking]
+            feed = feed_from(theirs)
         if self._candidate is None:
             self._candidate = self.open(self._result.candidate)
         ours = self._once(self._candidate, case, feed)
-        truth = None
+        arbiter = None
         if pair.arbitrated:
-            truth = self._once(self._arbiter(), case, feed)
-        forwards = len(case.program.forwards())
-        return compare(ours, theirs, pair, case.layer_types, forwards, self._target.dtype, truth)
+            truth, rounded = self._truth(case, feed)
+            arbiter = Arbiter(ours, theirs, truth, rounded)
+        return compare(ours, theirs, pair, case.layer_types, forwards, self._target.dtype, arbiter)
+
+    def _truth(self, case: CaseResult, feed: Feed | None) -> tuple[Trace, Roundings]:
+        key = case.program_name
+        if feed is not None or key not in self._truths:
+            reference = self._arbiter()
+            truth = self._run(reference, case.program, feed)
+            found = truth, roundings(reference, case.program, truth, feed)
+            if feed is not None:
+                return found
+            self._truths[key] = found
+        return self._truths[key]
 
     def _arbiter(self) -> ReferenceRunner:
         if self._reference is None:
@@ -190,7 +210,7 @@ class _Judged:
     def _once(self, runner: Runner, case: CaseResult, feed: Feed | None) -> Trace:
         if feed is not None:
             return self._run(runner, case.program, feed)
-        key = (runner.name, case.program_name)
+        key = case.program_name
         if key not in self._free:
             self._free[key] = self._run(runner, case.program)
         return self._free[key]

@@ -20,11 +20,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 GENERATIONS = ("transformers", "mlx-lm")
 
 
-def _rope(sections: list[int]) -> dict[str, Any]:
+def _rope(sections: list[int], theta: float = 10_000_000, fraction: float = 0.25) -> dict[str, Any]:
     return {
         "rope_type": "default",
-        "rope_theta": 10_000_000,
-        "partial_rotary_factor": 0.25,
+        "rope_theta": theta,
+        "partial_rotary_factor": fraction,
         "mrope_section": sections,
         "mrope_interleaved": True,
     }
@@ -49,6 +49,7 @@ _SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rope_parameters": _rope([2, 1, 1]),
 }
+# Numbers that the other recipes share with the public models are others here.
 _K3 = _SMALL | {
     "num_hidden_layers": 4,
     "full_attention_interval": 2,
@@ -59,6 +60,8 @@ _K3 = _SMALL | {
     "num_key_value_heads": 7,
     "attention_bias": True,
     "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-4,
+    "rope_parameters": _rope([3, 3, 2], theta=12_345, fraction=0.5),
 }
 # The sizes of a public 0.8b model, with the layers and the vocabulary cut.
 _HEADS_08B = {
@@ -102,10 +105,19 @@ CHECKPOINTS = {
             "chunk-67": (1, 71, 2, 67),  # longer than a chunk of transformers' rule (64)
         },
     ),
-    "tiny-k3": Plan(_K3, {"one-shot": (2, 15, 3, None), "chunk-2": (2, 9, 2, 2)}),
+    "tiny-k3": Plan(
+        _K3,
+        {
+            "one-shot": (2, 15, 3, None),
+            "chunk-2": (2, 9, 2, 2),
+            # A cache of keys grows by 256 tokens: at the third decode, and within the third chunk.
+            "grow-at-decode": (1, 254, 4, 127),
+            "grow-in-chunk": (1, 299, 1, 100),
+        },
+    ),
     # |q| and |k| near 1e-3 before they are normalized: where their eps decides.
     "small-qk": Plan(_SMALL, {"one-shot": (2, 17, 2, None)}, qk_scale=4e-4),
-    "heads-0.8b": Plan(_HEADS_08B, {"one-shot": (1, 11, 2, None), "chunk-3": (1, 7, 1, 3)}),
+    "heads-0.8b": Plan(_HEADS_08B, {"one-shot": (1, 15, 2, None), "chunk-3": (1, 14, 2, 3)}),
 }
 
 
@@ -176,6 +188,20 @@ def program(plan: Plan, name: str, seed: int) -> Program:
     rng = np.random.default_rng([seed, tokens, rows])
     ids = rng.integers(0, plan.text_config["vocab_size"], (rows, tokens + decodes))
     return build(ids.tolist(), decodes, chunk)
+
+
+def short_programs(vocabulary: int, seed: int, count: int = 1) -> dict[str, Program]:
+    """Draw `count` programs of one row, 1 to 3 tokens and 0 to 2 decodes, the shortest that run.
+
+    With so few vectors a typical error is hardly more than one error: the hardest case to judge.
+    """
+    programs = {}
+    for at in range(count):
+        rng = np.random.default_rng([seed, vocabulary, at])
+        tokens, decodes = int(rng.integers(1, 4)), int(rng.integers(3))
+        ids = rng.integers(0, vocabulary, (1, tokens + decodes)).tolist()
+        programs[f"short-{at}-{tokens}+{decodes}"] = build(ids, decodes)
+    return programs
 
 
 def default_programs(vocabulary: int, seed: int) -> dict[str, Program]:

@@ -19,7 +19,6 @@ from parity.new_folder import new_folder
 from qwen35.config import FULL, LINEAR, TextConfig, expected_shapes, parse_config
 from qwen35.errors import CannotRunError, InputError
 from qwen35.headers import INDEX
-from qwen35.plan import KEEPS_DTYPE
 
 Generation = Literal["transformers", "mlx-lm"]
 SIZES = Path(__file__).with_name("configs")
@@ -97,7 +96,7 @@ def tensors(
                 shape = (shape[0], shape[2], shape[1])  # one channel a group: the bytes stay
         elif vision:
             name = name.replace("model.visual.", "vision_tower.")
-        stored = "F32" if name.endswith(KEEPS_DTYPE) else DTYPES[dtype]
+        stored = "F32" if name.endswith(".A_log") else DTYPES[dtype]
         made.append(Tensor(name, canonical, stored, shape))
     return made
 

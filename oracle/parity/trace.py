@@ -22,11 +22,12 @@ class Trace:
     info: dict[str, Any] = field(default_factory=dict)
     tensors: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
 
-    def add(self, forward: int, tap: str, value: np.ndarray) -> None:
-        """Record one tensor. A tap recorded twice in a forward is a bug in the runner."""
+    def add(self, forward: int, tap: str, value: np.ndarray) -> np.ndarray:
+        """Record one tensor and return it. A tap recorded twice is a bug in the runner."""
         if (forward, tap) in self.tensors:
             raise RuntimeError(f"{self.runner} recorded {tap} twice in forward {forward}")
         self.tensors[forward, tap] = value
+        return value
 
     def get(self, forward: int, tap: str) -> np.ndarray | None:
         """Return the tensor, or None where the runner did not record it."""
@@ -45,3 +46,11 @@ def feed_from(trace: Trace) -> Feed:
         return trace.tensors[forward, stream(layer)]
 
     return feed
+
+
+def unfed(trace: Trace, forwards: int) -> list[tuple[int, str]]:
+    """Return the (forward, tap) that `feed_from` would need and the trace lacks."""
+    from parity.taps import stream
+
+    names = [stream(layer) for layer in range(len(trace.layer_types) + 1)]
+    return [(f, name) for f in range(forwards) for name in names if trace.get(f, name) is None]

@@ -49,6 +49,7 @@ def render(result: Result, console: Console) -> None:
         console.print()
         console.print(_totals(result))
     _print_not_compared(result, console)
+    _print_unknown_keys(result, console)
     if cells := list(_chosen(result)):
         _print_map(result, cells, console)
     if result.get("repeat") and not first:
@@ -129,6 +130,13 @@ def _print_not_compared(result: Result, console: Console) -> None:
             console.print(Padding(Text(said), (0, 0, 0, 2)))
             if shown:
                 console.print(Padding(Text(shown, style="dim", overflow="fold"), (0, 0, 0, 4)))
+
+
+def _print_unknown_keys(result: Result, console: Console) -> None:
+    for model, keys in (result.get("unknown_config_keys") or {}).items():
+        more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+        said = f"config.json of {model}: nothing here reads {', '.join(keys[:5])}{more}"
+        console.print(Text(said, style="yellow", overflow="fold"))
 
 
 def _chosen(result: Result) -> Iterator[tuple[Result, Result]]:

@@ -1,14 +1,12 @@
 """Writing reports to files, each whole or not at all."""
 
-import contextlib
 import json as json_format
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from parity.whole_file import append as add_to
+from parity.whole_file import replace
 from parity_reports.text import Result, json_safe
-from qwen35.errors import InputError
 
 
 def write(
@@ -36,48 +34,10 @@ def write(
     ]
     for path, render in reports:
         if path is not None:
-            _replace(path, render(result))
+            replace(path, render(result))
     if markdown is not None:
-        (_append if append else _replace)(markdown, markdown_report.render(result))
+        (add_to if append else replace)(markdown, markdown_report.render(result))
 
 
 def _json(result: Result) -> str:
     return json_format.dumps(json_safe(result), indent=1, allow_nan=False) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    if os.path.exists(path) and not os.path.isfile(path):
-        # A pipe or /dev/stdout cannot be replaced; a folder fails here, with its name.
-        _append(path, text)
-        return
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
-    try:
-        # Not tempfile: its files are private, and a report is read by others.
-        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _append(path: Path, text: str) -> None:
-    try:
-        with open(path, "a", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: OSError) -> InputError:
-    if not os.path.isdir(path.parent):
-        return InputError(
-            f"{path}: cannot be written, there is no folder {path.parent}. Make the folder, or "
-            "name a file in an existing one."
-        )
-    return InputError(
-        f"{path}: cannot be written ({error.strerror}). Name a file in a folder that you may "
-        "write to."
-    )

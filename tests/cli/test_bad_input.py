@@ -127,7 +127,26 @@ def test_an_oracle_that_is_not_installed(refuses, monkeypatch, model, name):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     said = refuses("--model", model, "--oracle", name.replace("_", "-"), code=3)
+    assert f"{name.replace('_', '-')} is not installed" in said
     assert "pip install 'qwen35-parity[oracles]'" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("mlx_lm", "mlx_lm.utils"),
+        ("mlx_lm", "transformers"),
+        ("transformers", "transformers.utils"),
+        ("transformers", "regex"),
+    ],
+)
+def test_an_oracle_that_is_installed_and_broken(refuses, monkeypatch, model, name, absent):
+    for module in [m for m in sys.modules if m.split(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, absent, None)
+    said = refuses("--model", model, "--oracle", name.replace("_", "-"), code=3)
+    assert "is installed but cannot be imported: ModuleNotFoundError" in said
+    assert absent in said
 
 
 def test_a_hub_id_without_a_network(refuses, monkeypatch):

@@ -1,6 +1,7 @@
 """`parity inspect` as it is typed: exit codes, output, memory, and no framework in its process."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -153,3 +154,22 @@ def test_names_with_control_codes_are_printed_escaped(capsys, conversion, tmp_pa
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert len(text) < 10_000
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(conversion):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "parity", "inspect", str(conversion)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_who_refuses_is_told_in_the_text(capsys, conversion, tmp_path):
+    def truncated(arrays):
+        return {name: value for name, value in arrays.items() if "layers.5." not in name}
+
+    assert main(["inspect", str(rewrite(conversion, tmp_path / "m", truncated))]) == 0
+    text = capsys.readouterr().out
+    assert "; mlx-lm refuses to load it: 14 missing (language_model.model.layers.5." in text
+    assert "  mlx-lm           refuses it: 14 missing" in text

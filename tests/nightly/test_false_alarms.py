@@ -1,5 +1,7 @@
 """Clean pairs over many seeds: nothing may be flagged."""
 
+from dataclasses import replace
+
 import pytest
 
 from parity import policy, suite
@@ -10,6 +12,13 @@ CASES = (
     "tiny-k3/transformers/*/one-shot",
     "small-qk/transformers/*",
 )
+SHORT = 2  # programs a checkpoint
+
+
+def with_short_programs(target, seed):
+    vocabulary = target.checkpoint.config["text_config"]["vocab_size"]
+    short = suite.short_programs(vocabulary, seed, SHORT)
+    return replace(target, programs=target.programs | short)
 
 
 @pytest.mark.nightly
@@ -17,7 +26,17 @@ CASES = (
 def test_no_comparison_of_a_clean_pair_fails(seed, tmp_path):
     names = suite.selected(CASES, suite.DTYPES)
     targets = suite.targets(tmp_path, names, seed, "parity run")
-    result = run(targets, "impl", ["mlx-lm", "transformers"], policy.load())
+    drawn = (with_short_programs(target, seed) for target in targets)
+    result = run(drawn, "impl", ["mlx-lm", "transformers"], policy.load())
     compared = [c for case in result.cases for p in case.pairs.values() for c in p.comparisons]
+    short = [case for case in result.cases if case.program_name.startswith("short-")]
+    assert len(short) == SHORT * len(names)  # a checkpoint and dtype have one case here
     assert len(compared) > 10_000
-    assert [c for c in compared if c.failed] == []
+    flagged = [
+        f"{case.name} {oracle} step {c.forward} {c.tap} {c.verdict}: {c.detail}"
+        for case in result.cases
+        for oracle, pair in case.pairs.items()
+        for c in pair.comparisons
+        if c.failed
+    ]
+    assert flagged == []

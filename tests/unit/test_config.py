@@ -29,9 +29,12 @@ def test_layers_follow_the_interval():
 
 
 def test_unknown_keys_are_kept_by_name():
-    assert parse_config(nested(colour="red") | {"shape": 1}, "m").unknown == (
+    rope = TEXT["rope_parameters"] | {"factor": 4.0}
+    config = nested(colour="red", rope_parameters=rope) | {"shape": 1}
+    assert parse_config(config, "m").unknown == (
         "shape",
         "text_config.colour",
+        "text_config.rope_parameters.factor",
     )
 
 
@@ -87,8 +90,10 @@ def test_another_model_type_is_refused_by_name(name):
         ({"max_position_embeddings": "many"}, "max_position_embeddings is 'many'"),
         ({"attention_bias": None}, "attention_bias is None. true or false"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "is of type 'yarn'"),
-        ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, "is of type 'linear'"),
+        ({"rope_scaling": {"rope_theta": 1e4}}, "rope_scaling says otherwise than rope_parameters"),
+        ({"rope_theta": 1e4}, "rope_theta is 10000.0, text_config.rope_parameters.rope_theta 1000"),
+        ({"partial_rotary_factor": 1}, "partial_rotary_factor is 1, text_config.rope_parameters"),
+        ({"rope_parameters": {"full_attention": {}}}, "full_attention is a section of its own"),
         ({"rope_parameters": {"rope_theta": True}}, "rope_theta is True"),
         ({"quantization": "q4"}, "quantization is 'q4'"),
         ({"rope_parameters": {}}, "lacks text_config.rope_parameters.rope_theta"),
@@ -120,6 +125,43 @@ def test_rope_is_read_where_older_configs_keep_it():
     old = nested(rope_parameters=..., rope_theta=5e5, partial_rotary_factor=0.5)
     config = parse_config(old, "m")
     assert (config.rope_theta, config.rotary_dim) == (5e5, TEXT["head_dim"] // 2)
+
+
+ROPE = TEXT["rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["yarn", "linear", "dynamic", "llama3", "longrope", "mrope", "proportional", None]
+)
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+@pytest.mark.parametrize("entry", ["rope_parameters", "rope_scaling"])
+def test_a_rope_that_is_not_computed_is_refused_wherever_it_stands(entry, key, kind):
+    other = {entry: ROPE | {key: kind}}
+    for config in (
+        nested(**other),
+        nested() | other,
+        TEXT | {"model_type": "qwen3_5_text"} | other,
+    ):
+        with pytest.raises(CheckpointError, match=f"{entry}.{key} is {kind!r}, which is not"):
+            parse_config(config, "m")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": None},
+        {"rope_scaling": ROPE},
+        {"rope_scaling": {"type" if k == "rope_type" else k: v for k, v in ROPE.items()}},
+        {"rope_parameters": None, "rope_scaling": ROPE},
+        {"rope_parameters": {"type": "default"} | ROPE},
+        {"rope_theta": ROPE["rope_theta"], "partial_rotary_factor": 0.25},
+        {"rope_parameters": {"rope_theta": ROPE["rope_theta"]}},
+    ],
+)
+def test_a_rope_said_twice_in_one_sense_or_left_to_the_shared_default_is_read(changes):
+    config = parse_config(nested(**changes), "m")
+    assert (config.rope_theta, config.rotary_dim) == (ROPE["rope_theta"], TEXT["head_dim"] // 4)
+    assert config.unknown == ()
 
 
 @pytest.mark.parametrize("inner", [True, False, ...])

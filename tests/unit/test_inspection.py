@@ -98,7 +98,7 @@ def test_a_missed_shift(conversion, tmp_path):
     assert found["contradicted"]
     assert found["exit"] == 1
     assert found["sentence"].startswith("The gains are stored as γ−1: mlx-lm-0.31, mlx-lm-0.32, ")
-    assert found["sentence"].endswith("; value-mean would load it right.")
+    assert found["sentence"].endswith("; no published loader loads it right.")
 
 
 def test_a_shift_made_twice(conversion, tmp_path):
@@ -229,13 +229,14 @@ def test_quantization_entries_of_single_modules_and_trellis_are_shown(conversion
     assert found["trellis"]
 
 
-def test_a_mixture_of_experts_is_judged_and_its_names_are_not(conversion, tmp_path):
+def test_a_mixture_of_experts_is_judged_and_not_run(conversion, tmp_path):
     folder = rewrite(conversion, tmp_path / "m", with_draft_head)
     changed_config(folder, model_type="qwen3_5_moe")
     found = value(folder)
     assert found["exit"] == 1
-    assert found["missing"] == {"impl": None, "mlx-lm": None, "transformers": None}
-    assert "mixture of experts" in found["untold"]["mlx-lm"]
+    assert found["missing"]["impl"] is None
+    assert found["missing"]["mlx-lm"][0].endswith("layers.0.mlp.gate.weight")
+    assert "mixture of experts" in found["refused"]["impl"]
 
 
 def test_another_family_is_refused(conversion, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models import qwen3_5, qwen3_5_moe
+from sanitized import mlx_lm_sanitize, same_as_mlx_lm
 from strategies import name_maps
 
 from parity import suite
@@ -36,6 +37,8 @@ CONVERTED = {
 
 
 HEAD = "language_model.lm_head.weight"
+HUNDREDS = max(400, settings.default.max_examples)
+"""Maps drawn where the plan is held to mlx-lm itself: one suffix that is lost must be seen."""
 
 
 def test_a_converted_checkpoint_gets_no_plan():
@@ -115,32 +118,13 @@ def test_the_plan_prints_its_decision():
     assert "gains are γ−1" in str(make_plan(TRANSFORMERS, False))
 
 
-def mlx_lm_sanitize(weights, tied):
-    inner = SimpleNamespace(args=SimpleNamespace(tie_word_embeddings=tied))
-    inner.sanitize = lambda w: qwen3_5.TextModel.sanitize(inner, w)
-    return qwen3_5.Model.sanitize(SimpleNamespace(language_model=inner), weights)
-
-
-@settings(deadline=None)
+@settings(deadline=None, max_examples=HUNDREDS)
 @given(shapes=name_maps(), dtype=st.sampled_from(["float32", "float16", "bfloat16"]))
 def test_names_decisions_and_values_are_those_of_mlx_lms_sanitize(shapes, dtype):
-    weights = {
-        name: mx.array(np.random.default_rng(len(name)).normal(0, 0.3, shape), getattr(mx, dtype))
-        for name, shape in shapes.items()
-    }
-    theirs = mlx_lm_sanitize(dict(weights), tied=False)
-    ours = {}
-    for entry in make_plan(shapes, tied=False).entries:
-        value = weights[entry.source]
-        value = value.moveaxis(2, 1) if entry.move_conv else value
-        ours[entry.target] = value + 1.0 if entry.add_one else value
-    assert list(ours) == list(theirs)
-    for name, value in ours.items():
-        assert (value.dtype, value.shape) == (theirs[name].dtype, theirs[name].shape)
-        assert to_numpy(value).tobytes() == to_numpy(theirs[name]).tobytes()
+    same_as_mlx_lm(make_plan, shapes, dtype)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=HUNDREDS)
 @given(shapes=name_maps())
 def test_a_tied_plan_differs_from_mlx_lms_in_nothing_but_the_head(shapes):
     theirs = mlx_lm_sanitize({n: mx.zeros(s) for n, s in shapes.items()}, tied=True)
@@ -149,7 +133,7 @@ def test_a_tied_plan_differs_from_mlx_lms_in_nothing_but_the_head(shapes):
     assert ours == set(theirs) - {HEAD}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=HUNDREDS)
 @given(shapes=name_maps(), tied=st.booleans())
 def test_the_rules_differ_in_the_shift_alone_and_only_where_a_draft_head_was_kept(shapes, tied):
     old, new = (make_plan(shapes, tied, rule) for rule in ("mlx-lm-0.31", "mlx-lm-0.32"))

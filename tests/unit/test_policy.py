@@ -50,6 +50,10 @@ def test_a_pair_the_policy_does_not_name_is_none(tmp_path):
         ('candidate = ["impl"]', 'candidate = "impl"', "candidate is 'impl', no list of names"),
         ('dtypes = ["float32"]', "dtypes = [32]", "dtypes is .*, no list of names"),
         ("require =", "atol = 1e-3\nrequire =", "atol"),
+        ("schema = 1", "schema = true", "schema is True"),
+        ("schema = 1", "schema = 1.0", "schema is 1.0"),
+        ('require = "identical"', 'require = "ulp"\nulp = 17', "ulp 17; due is .* up to 16"),
+        ('feed = "free"', 'feed = "free"\ndtype = "float32"', "unknown keys dtype"),
     ],
 )
 def test_a_malformed_policy_is_refused_by_name(tmp_path, old, new, message):

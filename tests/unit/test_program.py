@@ -18,6 +18,8 @@ PREFILL = {"op": "prefill", "ids": [[1, 2, 3]]}
         ([], "no object with a list 'steps'"),
         ({"schema": 1}, "no object with a list 'steps'"),
         ({"schema": 2, "steps": [PREFILL]}, "This version reads schema 1"),
+        ({"schema": True, "steps": [PREFILL]}, "schema is True. This version reads schema 1"),
+        ({"schema": 1.0, "steps": [PREFILL]}, "schema is 1.0. This version reads schema 1"),
         (steps(), "steps is empty"),
         (steps({"op": "prefil", "ids": [[1]]}), r"steps\[0\] has op 'prefil'"),
         (steps({"op": ["prefill"], "ids": [[1]]}), r"steps\[0\] has op"),
@@ -45,6 +47,20 @@ def test_a_file_that_is_no_json_is_refused_by_name(tmp_path):
     path = tmp_path / "p.json"
     path.write_text("{")
     with pytest.raises(ProgramError, match=r"p\.json: is no JSON"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"schema": 1, "steps": [], "steps": [{"op": "prefill", "ids": [[1]]}]}', "steps"),
+        ('{"schema": 1, "steps": [{"op": "prefill", "ids": [[1]], "ids": [[2]]}]}', "ids"),
+    ],
+)
+def test_a_key_that_comes_twice_is_refused_by_name(tmp_path, text, key):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(ProgramError, match=rf"p\.json: has '{key}' twice in one object. Keep one"):
         load(path)
 
 

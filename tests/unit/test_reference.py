@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from parity import reference
+from parity import reference, suite
 from parity.program import ProgramError, build
 from parity.reference import Part, ReferenceRunner, read_config, read_weights
 from parity.taps import FULL, LINEAR, all_taps, split
 from parity.trace import Trace, feed_from
+from qwen35.config import parse_config
 
 SIZES = {"B": 2, "H": 14, "I": 9, "V": 23, "Hq": 6, "Hkv": 3, "D": 8, "Hq*D": 48}
 SIZES |= {"Hk": 2, "Hv": 4, "Dk": 5, "Dv": 7, "C": 2 * 2 * 5 + 4 * 7, "n": 2}
@@ -397,9 +398,49 @@ def test_what_it_cannot_read_is_refused(tmp_path):
     twice = drawn() | {"language_model.lm_head.weight": np.zeros((23, 14), np.float32)}
     with pytest.raises(ValueError, match="comes twice"):
         ReferenceRunner(written(tmp_path / "twice", twice), "float32")
-    yarn = TEXT | {"rope_parameters": TEXT["rope_parameters"] | {"rope_type": "yarn"}}
-    with pytest.raises(ValueError, match="rope_type is 'yarn'"):
+
+
+@pytest.mark.parametrize("entry", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_another_rope_type_is_refused_wherever_it_stands(tmp_path, entry, key):
+    yarn = TEXT | {entry: TEXT["rope_parameters"] | {key: "yarn"}}
+    with pytest.raises(ValueError, match=r"rope_type is .'yarn'."):
         read_config(written(tmp_path / "yarn", drawn(), yarn))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"rope_theta": 1e4}},
+        {"full_attention_interval": ...},
+        {"rope_parameters": {"rope_theta": 1e4}, "partial_rotary_factor": 0.5},
+        {"rope_parameters": ..., "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        {"rope_parameters": ..., "rope_scaling": {"type": "default", "rope_theta": 1e4}},
+    ],
+)
+def test_what_is_left_out_is_read_as_the_implementation_reads_it(tmp_path, changes):
+    tiny = suite.CHECKPOINTS["tiny"].text_config | {"layer_types": None} | changes
+    text = {k: v for k, v in tiny.items() if v is not ...}
+    config = {"model_type": "qwen3_5", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = parse_config(config, tmp_path)
+    ours = read_config(tmp_path)
+    for name in ("rotary_dim", "rope_theta", "layer_types"):
+        assert ours[name] == getattr(theirs, name)
+
+
+# Values that are no numbers.
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(np.nan, "float32"), (1e30, "float16")])
+def test_a_weight_that_is_no_number_ends_in_nan_and_says_nothing(tmp_path, value, dtype):
+    tensors = drawn()
+    name = next(name for name in tensors if name.endswith("layers.0.mlp.gate_proj.weight"))
+    tensors[name][0, 0] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace = ReferenceRunner(written(tmp_path / "nan", tensors), dtype).run(build(IDS))
+    assert np.isnan(trace.get(0, "logits")).any()
 
 
 # The file.

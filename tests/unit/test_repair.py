@@ -173,7 +173,7 @@ def refused(folder, out, match, rule="mlx-lm-0.32"):
 @pytest.mark.parametrize("generation", ["transformers", "mlx-lm"])
 def test_nothing_wrong_is_refused(checkpoints, tmp_path, generation):
     right = checkpoints.path("tiny", "bfloat16", generation)
-    refused(right, tmp_path / "out", "nothing to repair. Every rule that can load it")
+    refused(right, tmp_path / "out", "nothing to repair. Every rule that knows its names")
 
 
 def test_values_that_are_unclear_or_mixed_are_refused(conversion, tmp_path):

@@ -28,6 +28,16 @@ def test_the_first_divergence_says_what_was_seen_and_what_was_due():
     assert "due error against float64 at most 0.004 (another summation order)" in words
 
 
+def test_config_keys_that_nothing_reads_are_one_short_line_a_model():
+    keys = {"a/mlx-lm": ["one"], "b/mlx-lm": [f"key{i}" for i in range(9)]}
+    lines = printed(differing() | {"unknown_config_keys": keys}, width=100).splitlines()
+    assert "config.json of a/mlx-lm: nothing here reads one" in lines
+    assert (
+        "config.json of b/mlx-lm: nothing here reads key0, key1, key2, key3, key4 and 4 more"
+        in lines
+    )
+
+
 def test_the_repeat_command_is_one_line_that_can_be_copied():
     result = differing()
     assert any(

@@ -2,14 +2,17 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from parity.commands import EXIT_CODES
 from parity.commands.models import is_hub_id, model_folder
+from parity.commands.outputs import check_outputs
 from parity.rules import NAMES
 from parity.shown import shown
+from parity.whole_file import replace
 from qwen35.errors import InputError
 
 
@@ -70,11 +73,9 @@ def _inspect(options: argparse.Namespace, command: str) -> int:
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    if options.json in (None, "-"):
-        return
-    path = Path(options.json)
-    if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"--json {path}: cannot be written. Name a file in an existing folder.")
+    if options.json and options.json != "-":
+        model = options.model if options.model and not is_hub_id(options.model) else None
+        check_outputs({"--json": options.json}, [model])
 
 
 def _write(options: argparse.Namespace, value: dict[str, Any]) -> None:
@@ -84,20 +85,23 @@ def _write(options: argparse.Namespace, value: dict[str, Any]) -> None:
     if options.json == "-":
         _print(text)
     else:  # a lone surrogate becomes the JSON escape that it came from
-        Path(options.json).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        replace(Path(options.json), text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
 def _print(text: str) -> None:
     """Print, escaping what the terminal's encoding lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; the exit code is still the verdict's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
     """Leave no older result behind for a bot to read."""
-    value = {"schema": 1, "verdict": "not-run", "repeat": command, "error": message}
-    path = Path(options.json or "")
-    if options.json == "-" or (options.json and path.parent.is_dir() and not path.is_dir()):
+    if options.json:
+        _check_output(options)
+        value = {"schema": 1, "verdict": "not-run", "repeat": command, "error": message}
         _write(options, value)
 
 
@@ -120,6 +124,8 @@ def _text(value: dict[str, Any]) -> str:
         lines.append(
             f"  wrong shape      {shown(wrong['name'])} is {wrong['shape']}, {wrong['due']} is due"
         )
+    if unread := value["unknown_config_keys"]:
+        lines.append(f"  {'config.json':<17}{_unread(unread)}")
     lines += ["", f"  {'rule':<18}{'gains':<7}{'become':<8}{'loaded again':<16}because"]
     for name, rule in value["rules"].items():
         act = {True: "add 1", False: "keep", None: "?" if rule["loads"] else "-"}[rule["shift"]]
@@ -168,10 +174,19 @@ def _size(value: dict[str, Any]) -> str:
     return f"{counts['total']:,} parameters, {taken['total']:,} bytes in {files} ({parts})"
 
 
+def _unread(keys: list[str]) -> str:
+    shown_keys = ", ".join(shown(key) for key in keys[:5])
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return f"keys that nothing here reads: {shown_keys}{more}"
+
+
 def _names(value: dict[str, Any], reader: str) -> str:
     missing, unexpected = value["missing"][reader], value["unexpected"][reader]
+    refused = value["refused"].get(reader)
     if missing is None:
-        return shown(value["untold"][reader], 160)
+        return shown(refused or value["untold"][reader], 160)
+    if refused:
+        return f"refuses it: {refused}"
     if not missing and not unexpected:
         return "all names there, none unexpected"
     return "; ".join(

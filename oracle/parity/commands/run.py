@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.commands import EXIT_CODES
-from parity.commands.models import model_folder
+from parity.commands.invocation import command_line
+from parity.commands.models import is_hub_id, model_folder
+from parity.commands.outputs import check_outputs
 from parity.commands.worker_options import add_worker_options, make_workers
 from qwen35.errors import CannotRunError, InputError
 from qwen35.semantics import PRESETS
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from parity.run import Target
 
 DTYPES = ("float32", "float16", "bfloat16")
+_REPORTS = ("json", "html", "junit", "markdown")
+_SUMMARY = "$GITHUB_STEP_SUMMARY"
 _REPEATED = ("candidate", "semantics", "seed", "device", "policy", "cache")
 
 
@@ -81,7 +84,7 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace, command: str) -> int:
     from parity import policy, suite
-    from parity.result import exit_code, to_json
+    from parity.result import to_json
     from parity.run import run
     from parity.runners.base import RunnerOptions
     from parity.runners.registry import abilities
@@ -89,6 +92,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     for name in ("model", "program", "policy", "json", "html", "junit", "markdown"):
         if getattr(options, name) == "":  # an unset variable must not choose the suite
             raise InputError(f"--{name}: is empty. Name a path, or leave the option out.")
+    check_outputs(_outputs(options), _inputs(options))
     if options.case and options.model:
         raise InputError("--case chooses from the suite. Drop it, or drop --model.")
     if options.program and not options.model:
@@ -104,7 +108,6 @@ def _run(options: argparse.Namespace, command: str) -> int:
         *oracles,
     ):
         raise InputError(f"--semantics {options.semantics}: only impl has a choice. Drop it.")
-    _check_outputs(options)
     if not select_device(options.device):
         message = f"MLX has no {options.device} device here"
         if options.require_device:
@@ -135,8 +138,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         opened = RunnerOptions(options.semantics, workers)
         result = run(targets, options.candidate, oracles, rules, options.fail_fast, on_case, opened)
     value = to_json(result, command, options.seed)
-    _report(value, options)
-    return exit_code(value)
+    return _report(value, options)
 
 
 def _user_target(options: argparse.Namespace) -> "Target":
@@ -203,13 +205,13 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _repeat(options: argparse.Namespace, *names: str) -> str:
-    """Return `parity run` with those of the options that were given."""
-    words, defaults = ["parity", "run"], _defaults()
+    """Return the command `run` with those of the options that were given."""
+    words, defaults = ["run"], _defaults()
     for name in names:
         value = getattr(options, name)
         if value is not None and value != defaults.get(name):
             words += [f"--{name}", str(value)]
-    return shlex.join(words).replace("{", "{{").replace("}", "}}")
+    return command_line(words).replace("{", "{{").replace("}", "}}")
 
 
 def _defaults() -> dict[str, Any]:
@@ -218,52 +220,75 @@ def _defaults() -> dict[str, Any]:
     return vars(commands.choices["run"].parse_args([]))
 
 
-def _outputs(options: argparse.Namespace) -> dict[str, Path | None]:
-    kinds = ("json", "html", "junit", "markdown")
-    return {kind: Path(name) if (name := getattr(options, kind)) else None for kind in kinds}
+def _outputs(options: argparse.Namespace) -> dict[str, str]:
+    given = {f"--{kind}": getattr(options, kind) for kind in _REPORTS}
+    given[_SUMMARY] = os.environ.get(_SUMMARY[1:])
+    return {option: name for option, name in given.items() if name}
 
 
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Fail before the work is done, not after it, where a report cannot be written."""
-    given = [path.absolute() for path in _outputs(options).values() if path is not None]
-    if len(set(given)) != len(given):
-        raise InputError("two reports have one path. Name a file for each.")
-    for kind, path in _outputs(options).items():
-        if path is not None and (not path.parent.is_dir() or path.is_dir()):
-            raise InputError(
-                f"--{kind} {path}: cannot be written. Name a file in an existing folder."
-            )
+def _inputs(options: argparse.Namespace) -> list[str | None]:
+    model = options.model if options.model and not is_hub_id(options.model) else None
+    return [model, options.program, options.policy]
 
 
-def _report(value: dict[str, Any], options: argparse.Namespace) -> None:
+def _report(value: dict[str, Any], options: argparse.Namespace) -> int:
+    """Write and print the result and return the exit code.
+
+    The JSON comes first, and nothing that fails afterwards changes what it says.
+    """
+    from parity.result import exit_code
+
+    failures = _write_reports(value, options)
+    if (failure := _print(value)) is not None:
+        failures.append(failure)
+    for failure in failures:
+        print(f"parity: {failure} The verdict is {value['verdict']}.", file=sys.stderr)
+    return EXIT_CODES["cannot run"] if failures else exit_code(value)
+
+
+def _write_reports(value: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    from parity_reports.write import write
+
+    failures = []
+    for option, name in _outputs(options).items():
+        path, summary = Path(name), option == _SUMMARY
+        kind = "markdown" if summary else option.removeprefix("--")
+        try:
+            write(value, append=summary, **{kind: path})
+        except InputError as error:
+            failures.append(f"{option} {error}")
+            if option == "--json" and path.is_file():  # an older verdict is not this run's
+                with contextlib.suppress(OSError):
+                    Path(os.path.realpath(path)).unlink()
+        options.failed = lambda *ignored: None  # a result is not replaced by `not-run`
+    return failures
+
+
+def _print(value: dict[str, Any]) -> str | None:
+    """Print the report; return what is wrong where standard output cannot take it."""
     from rich.console import Console
 
     from parity_reports import terminal
-    from parity_reports.write import write
 
-    paths = _outputs(options)
-    write(
-        value,
-        html=paths["html"],
-        markdown=paths["markdown"],
-        junit=paths["junit"],
-        json=paths["json"],
-    )
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        write(value, markdown=Path(summary), append=True)
     try:
         terminal.render(value, Console())
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # there the reader, `head` say, has seen enough
+            return f"standard output: cannot be written ({error.strerror}). Check the disk."
+    return None
 
 
 def _write_not_run(options: argparse.Namespace, command: str, message: str) -> None:
-    """Leave no older result behind for a bot to read: write that nothing was run, and why."""
-    path = _outputs(options)["json"]
-    if path is None or not path.parent.is_dir() or path.is_dir():
+    """Leave no older result behind for a bot to read: write that nothing was run, and why.
+
+    Raises InputError where --json is an input or cannot be written.
+    """
+    if not options.json:
         return
+    check_outputs({"--json": options.json}, _inputs(options))
     from parity.result import not_run
     from parity_reports.write import write
 
-    write(not_run(command, message), json=path)
+    write(not_run(command, message), json=Path(options.json))

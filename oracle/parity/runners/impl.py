@@ -7,7 +7,7 @@ from parity.program import Program
 from parity.runners.mlx_arrays import record, recorder, run_info
 from parity.trace import Feed, Trace
 from qwen35.headers import Checkpoint
-from qwen35.load import DTYPES, load
+from qwen35.load import load
 from qwen35.semantics import Semantics
 
 
@@ -33,7 +33,7 @@ class ImplRunner:
         cache = self.model.make_cache()
         for forward, (_, _, ids) in enumerate(program.forwards()):
             taken: dict[str, mx.array] = {}
-            tap = recorder(taken, forward, feed, DTYPES[self.dtype])
+            tap = recorder(taken, forward, feed, getattr(mx, self.dtype))
             self.model(mx.array(ids.astype(np.int32)), cache, tap)
             record(trace, forward, taken)
         return trace

@@ -5,6 +5,7 @@ classes) is found from the loaded model, not from names of one version.
 """
 
 import contextlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -15,14 +16,17 @@ import mlx.nn as nn
 import numpy as np
 
 from parity.program import Program
+from parity.runners.imports import importing
 from parity.runners.mlx_arrays import record, recorder, run_info
 from parity.taps import FULL, LINEAR
 from parity.trace import Feed, Trace
 from qwen35.errors import CannotRunError, CheckpointError
 from qwen35.headers import Checkpoint
-from qwen35.plan import KEEPS_DTYPE
 
 Take = Callable[[str, mx.array], mx.array]
+# The one parameter that mlx-lm's cast_predicate (models/qwen3_5.py) leaves as it is stored. Written
+# here again: a name shared with the implementation would be wrong in both.
+_UNCAST = "A_log"
 
 
 class MlxLmRunner:
@@ -254,19 +258,15 @@ def replaced(functions: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def _load(checkpoint: Checkpoint, dtype: mx.Dtype) -> nn.Module:
-    try:
+    with importing("mlx-lm"):
         import mlx_lm
-    except ImportError as error:
-        raise CannotRunError(
-            f"mlx-lm is not installed ({error}). Install it: pip install 'qwen35-parity[oracles]'"
-        ) from None
-    try:
+
+        if importlib.util.find_spec("mlx_lm.models.qwen3_5") is None:
+            raise CannotRunError(
+                f"mlx-lm {mlx_lm.__version__} has no Qwen3.5 model. Name one from 0.30.7 on."
+            )
         from mlx_lm.models import qwen3_5
         from mlx_lm.utils import load_model
-    except ImportError as error:
-        raise CannotRunError(
-            f"mlx-lm {mlx_lm.__version__} has no Qwen3.5 model ({error}). Name one from 0.30.7 on."
-        ) from None
     model_type = checkpoint.config.get("model_type")
     if model_type != "qwen3_5":
         raise CannotRunError(f"mlx-lm knows no model_type {model_type!r}; it reads 'qwen3_5'")
@@ -278,7 +278,7 @@ def _load(checkpoint: Checkpoint, dtype: mx.Dtype) -> nn.Module:
             floating = {
                 name: w.astype(dtype)
                 for name, w in weights.items()
-                if mx.issubdtype(w.dtype, mx.floating) and not name.endswith(KEEPS_DTYPE)
+                if mx.issubdtype(w.dtype, mx.floating) and not name.endswith(_UNCAST)
             }
             return super().sanitize(weights | floating)
 

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from parity.program import Program
+from parity.runners.imports import importing
 from parity.runners.transformers_taps import observed
 from parity.trace import Feed, Trace
 from qwen35.errors import CannotRunError, CheckpointError
@@ -104,8 +105,9 @@ def to_torch(value: np.ndarray, dtype: Any) -> Any:
 
 
 def _home(precision: Precision) -> ModuleType:
-    with needs_oracles():
+    with importing("transformers", "torch"):
         import torch  # noqa: F401
+        import transformers  # noqa: F401
 
         if precision == "float64":
             from parity.runners.transformers_f64 import float64_module
@@ -166,18 +168,6 @@ def _load(checkpoint: Checkpoint, dtype: str, precision: Precision, module: Modu
             )
             owner.A_log.data = value.double() if wide else value
     return model.eval()
-
-
-@contextlib.contextmanager
-def needs_oracles() -> Iterator[None]:
-    """Turn a failed import of an oracle into CannotRunError."""
-    try:
-        yield
-    except ImportError as error:
-        raise CannotRunError(
-            f"transformers, torch or mlx-lm is not installed ({error}). "
-            "Install them: pip install 'qwen35-parity[oracles]'"
-        ) from None
 
 
 @contextlib.contextmanager
