@@ -14,3 +14,7 @@ class CheckpointError(InputError):
 
 class CannotRunError(Exception):
     """Something outside the input is missing: an oracle, a device, the network (exit code 3)."""
+
+
+class CacheError(InputError):
+    """What was asked of a cache cannot be done; unless the message says so, nothing has changed."""

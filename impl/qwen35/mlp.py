@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from jaxtyping import Float
 
+from qwen35.forward import PLAIN, Forward
 from qwen35.tap import Tap, untapped
 
 
@@ -25,9 +26,10 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def __call__(
-        self, x: Float[mx.array, "B S H"], tap: Tap = untapped
+        self, x: Float[mx.array, "B S H"], tap: Tap = untapped, forward: Forward = PLAIN
     ) -> Float[mx.array, "B S H"]:
         """Taps `gate`, `up`, `act` and `out`."""
-        gate = tap("gate", self.gate_proj(x))
-        up = tap("up", self.up_proj(x))
-        return tap("out", self.down_proj(tap("act", swiglu(gate, up))))
+        gate = tap("gate", forward.project(self.gate_proj, x))
+        up = tap("up", forward.project(self.up_proj, x))
+        act = tap("act", swiglu(gate, up))
+        return tap("out", forward.project(self.down_proj, act))

@@ -1,13 +1,21 @@
 """The text model: embedding, blocks, final norm and head."""
 
+from collections.abc import Sequence
+from typing import Literal
+
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from jaxtyping import Float, Int
 
 from qwen35.attention import GatedAttention
-from qwen35.cache import Cache, DeltaCache, KVCache, LayerCache
+from qwen35.cache import Cache
 from qwen35.config import TextConfig
+from qwen35.counts import Counts, checked, of_rows
 from qwen35.delta_net import GatedDeltaNet
+from qwen35.errors import CacheError
+from qwen35.forward import PLAIN, Forward, make_forward
+from qwen35.layer_cache import DeltaCache, KVCache, LayerCache
 from qwen35.mlp import MLP
 from qwen35.semantics import Semantics
 from qwen35.tap import Tap, untapped, within
@@ -31,17 +39,21 @@ class Block(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size)
 
     def __call__(
-        self, x: Float[mx.array, "B S H"], cache: LayerCache, tap: Tap = untapped
+        self,
+        x: Float[mx.array, "B S H"],
+        cache: LayerCache,
+        tap: Tap = untapped,
+        forward: Forward = PLAIN,
     ) -> Float[mx.array, "B S H"]:
-        """Advance the layer's cache by S tokens and return the residual stream after it."""
+        """Advance the layer's cache by each row's tokens; return the residual stream after it."""
         normed = tap("input_layernorm", self.input_layernorm(x))
         if isinstance(cache, DeltaCache):
-            h = x + self.linear_attn(normed, cache, within(tap, "linear_attn"))
+            h = x + self.linear_attn(normed, cache, within(tap, "linear_attn"), forward)
         else:
-            h = x + self.self_attn(normed, cache, within(tap, "self_attn"))
+            h = x + self.self_attn(normed, cache, within(tap, "self_attn"), forward)
         h = tap("residual", h)
         normed = tap("post_attention_layernorm", self.post_attention_layernorm(h))
-        return tap("output", h + self.mlp(normed, within(tap, "mlp")))
+        return tap("output", h + self.mlp(normed, within(tap, "mlp"), forward))
 
 
 class Trunk(nn.Module):
@@ -75,10 +87,12 @@ class Model(nn.Module):
 
     def make_cache(self) -> Cache:
         """Return an empty cache."""
-        return [
-            DeltaCache() if block.is_linear else KVCache()
-            for block in self.language_model.model.layers
-        ]
+        return Cache(
+            [
+                DeltaCache() if block.is_linear else KVCache()
+                for block in self.language_model.model.layers
+            ]
+        )
 
     def __call__(
         self,
@@ -86,32 +100,72 @@ class Model(nn.Module):
         cache: Cache,
         tap: Tap = untapped,
         eval_layers: bool = False,
+        lengths: Sequence[int] | np.ndarray | None = None,
+        padding: Literal["left", "right"] = "right",
+        independent_rows: bool = False,
     ) -> Float[mx.array, "B S V"]:
-        """Advance `cache` by S tokens and return the logits of each.
+        """Advance `cache` by S tokens a row and return the logits of each.
+
+        Row r has `lengths[r]` tokens, 0 to S, and then padding, whose ids do not matter and whose
+        outputs are undefined; before them, in a first forward, with `padding` "left".
+        `independent_rows` computes up to 4 tokens a row as if they
+        came one by one and each row alone. Raises CacheError; on any error `cache` is as before,
+        for which the buffers that are replaced are held until the forward returns.
 
         `eval_layers` evaluates every layer's output and cache before the next: no lazy tail then
         pins a layer's buffers, which bounds the memory of a long prefill. Ids are not checked
         against the vocabulary; MLX reads out of bounds silently.
         """
+        rows, tokens = ids.shape
+        if tokens == 0:
+            raise CacheError("a forward of no tokens: give at least one column of ids.")
+        counts: Counts = tokens if lengths is None else checked("lengths", lengths, rows, tokens)
+        layers = cache.begin(rows)
+        if padding == "left" and cache.round is not None:
+            raise CacheError("left padding in a round: what is kept begins at the first column.")
+        forward = make_forward(layers, rows, tokens, counts, padding, independent_rows)
         trunk = self.language_model.model
         x = tap("embed_tokens", trunk.embed_tokens(ids))
-        for i, (block, entry) in enumerate(zip(trunk.layers, cache, strict=True)):
-            x = block(x, entry, within(tap, f"layers.{i}"))
+        for i, (block, entry) in enumerate(zip(trunk.layers, layers, strict=True)):
+            x = block(x, entry, within(tap, f"layers.{i}"), forward)
             if eval_layers:
                 mx.eval(x, entry.arrays())
         x = tap("norm", trunk.norm(x))
-        if self.config.tie_word_embeddings:
-            return tap("logits", trunk.embed_tokens.as_linear(x))
-        return tap("logits", self.language_model.lm_head(x))
+        tied = self.config.tie_word_embeddings
+        head = trunk.embed_tokens.as_linear if tied else self.language_model.lm_head
+        logits = tap("logits", forward.project(head, x))
+        cache.finish(layers, rows, counts)
+        return logits
 
 
 def prefill(
-    model: Model, ids: Int[mx.array, "B S"], cache: Cache, chunk: int = PREFILL_CHUNK
+    model: Model,
+    ids: Int[mx.array, "B S"],
+    cache: Cache,
+    chunk: int = PREFILL_CHUNK,
+    lengths: Sequence[int] | np.ndarray | None = None,
 ) -> Float[mx.array, "B 1 V"]:
-    """Run a prompt in chunks of `chunk` tokens, layer by layer; return the last token's logits."""
-    if ids.shape[1] == 0:
+    """Run a prompt in chunks of `chunk` tokens, layer by layer; return the last token's logits.
+
+    With `lengths` (see Model) these are the logits of each row's last token, undefined for a row of
+    length 0. An error in a chunk leaves the cache as it was before that chunk.
+    """
+    rows, tokens = ids.shape
+    if tokens == 0:
         raise ValueError("an empty prompt: give at least one token a row")
-    for start in range(0, ids.shape[1], chunk):
-        logits = model(ids[:, start : start + chunk], cache, eval_layers=True)[:, -1:]
-        mx.eval(logits)
-    return logits
+    counts = of_rows(tokens if lengths is None else checked("lengths", lengths, rows, tokens), rows)
+    last = None
+    for start in range(0, tokens, chunk):
+        part = ids[:, start : start + chunk]
+        real = np.clip(counts - start, 0, part.shape[1])
+        logits = model(part, cache, eval_layers=True, lengths=real)
+        if np.all(real == part.shape[1]):
+            last = logits[:, -1:]
+        else:
+            at = mx.array(np.maximum(real - 1, 0))[:, None, None]
+            ended = mx.take_along_axis(logits, at, axis=1)
+            reached = mx.array(real > 0)[:, None, None]
+            last = ended if last is None else mx.where(reached, ended, last)
+        mx.eval(last)
+    assert last is not None
+    return last

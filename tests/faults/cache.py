@@ -3,7 +3,7 @@
 import mlx.core as mx
 from faults.fault import CHUNKS, FULL, A, Fault, L, patched
 
-from qwen35.cache import DeltaCache, KVCache
+from qwen35.layer_cache import DeltaCache, KVCache
 
 GROWTH = {"grow-at-decode": 4, "grow-in-chunk": 2}
 """Program -> the forward in which the 257th token comes."""
@@ -33,7 +33,8 @@ def grown(change):
     def wrap(real):
         def with_room(self, buffer, new, end):
             made = real(self, buffer, new, end)
-            return made if buffer is None or made is buffer else change(made, self.offset)
+            grew = buffer is not None and made.shape != buffer.shape
+            return change(made, self.width) if grew else made
 
         return with_room
 

@@ -30,11 +30,12 @@ def eps_is_1e_6(module):
 
 
 def residual_after_norm(mp):
-    def call(self, x, cache, tap=qwen35.model.untapped):
+    def call(self, x, cache, tap=qwen35.model.untapped, *forward):
         normed = tap("input_layernorm", self.input_layernorm(x))
         mixer = self.linear_attn if self.is_linear else self.self_attn
         prefix = "linear_attn" if self.is_linear else "self_attn"
-        h = tap("residual", normed + mixer(normed, cache, qwen35.model.within(tap, prefix)))
+        mixed = mixer(normed, cache, qwen35.model.within(tap, prefix), *forward)
+        h = tap("residual", normed + mixed)
         normed = tap("post_attention_layernorm", self.post_attention_layernorm(h))
         return tap("output", h + self.mlp(normed, qwen35.model.within(tap, "mlp")))
 

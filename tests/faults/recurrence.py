@@ -16,10 +16,10 @@ def update(change):
 
 
 def heads_tiled(real):
-    def tiled(q, k, v, g, beta, state):
+    def tiled(q, k, v, g, beta, state, *mask):
         repeats = v.shape[2] // k.shape[2]
         q, k = (mx.tile(x, (1, 1, repeats, 1)) for x in (q, k))
-        return real(q, k, v, g, beta, state)
+        return real(q, k, v, g, beta, state, *mask)
 
     return tiled
 

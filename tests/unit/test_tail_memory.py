@@ -5,9 +5,9 @@ import gc
 import mlx.core as mx
 import pytest
 
-from qwen35.cache import DeltaCache
 from qwen35.config import parse_config
 from qwen35.delta_net import GatedDeltaNet
+from qwen35.layer_cache import DeltaCache
 from qwen35.semantics import Semantics
 
 CONFIG = {
