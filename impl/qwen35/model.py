@@ -108,9 +108,9 @@ class Model(nn.Module):
 
         Row r has `lengths[r]` tokens, 0 to S, and then padding, whose ids do not matter and whose
         outputs are undefined; before them, in a first forward, with `padding` "left".
-        `independent_rows` computes up to 4 tokens a row as if they
-        came one by one and each row alone. Raises CacheError; on any error `cache` is as before,
-        for which the buffers that are replaced are held until the forward returns.
+        `independent_rows` computes up to 4 tokens a row as if they came one by one and each row
+        alone. Raises CacheError; on any error `cache` is as before, for which the buffers that are
+        replaced are held until the forward returns.
 
         `eval_layers` evaluates every layer's output and cache before the next: no lazy tail then
         pins a layer's buffers, which bounds the memory of a long prefill. Ids are not checked
