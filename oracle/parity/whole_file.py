@@ -39,6 +39,8 @@ def append(path: Path, text: str) -> None:
 def check_writable(path: Path) -> None:
     """Raise InputError where `replace` would, as far as can be known before; change nothing."""
     try:
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(path)  # raises for a name that is too long
         if _is_stream(path):
             if not os.access(path, os.W_OK):  # opening it would end its reader
                 raise PermissionError(0, "Permission denied")

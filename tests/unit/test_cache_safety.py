@@ -1,8 +1,8 @@
 """What a cache holds is safe: snapshots, forwards that fail, and nothing growing behind it."""
 
-import gc
 import hashlib
 import io
+import statistics
 
 import mlx.core as mx
 import pytest
@@ -145,16 +145,16 @@ def edges_and_bytes_over_decodes(model, decodes):
         mx.eval(run(model, drawn_ids(4, 1, seed=step), cache))
         text = io.StringIO()
         mx.export_to_dot(text, *(x for entry in cache for x in entry.arrays()))
-        gc.collect()
         seen.append((text.getvalue().count("\n"), mx.get_active_memory()))
     return seen
 
 
 def test_nothing_grows_behind_the_caches_over_decodes():
     seen = edges_and_bytes_over_decodes(tiny_model(), 60)
-    edges, active = ({x[i] for x in seen[3:]} for i in (0, 1))
-    assert max(edges) == min(edges)
-    assert max(active) - min(active) < 4096
+    edges, active = zip(*seen, strict=True)
+    assert len(set(edges[3:])) == 1
+    # Buffers on their way back make single readings differ by a few kB.
+    assert statistics.median(active[40:]) - statistics.median(active[3:23]) < 1024
 
 
 def test_a_count_kept_as_a_lazy_array_is_caught(monkeypatch):

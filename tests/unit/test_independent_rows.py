@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from independent_rows_on_openblas import claim_an_append_is_token_by_token
+from independent_rows_on_openblas import NO_DIFFERENCE, claim_an_append_is_token_by_token
 from tiny_models import DTYPES, assert_same, drawn_ids, held, run, tiny_model
 
 import qwen35.attention
@@ -94,4 +94,6 @@ def test_a_replay_of_recorded_inputs_needs_no_independent_rows():
 )
 def test_there_the_claims_can_fail(program):
     done = on_openblas(program)
+    if NO_DIFFERENCE in done.stdout:
+        pytest.skip(f"not run: {NO_DIFFERENCE}")
     assert "AssertionError" in done.stderr, done.stderr
