@@ -94,6 +94,6 @@ def why_not(
         return f"{name} does not know model_type {model_type!r}"
     if dtype not in able.dtypes:
         return f"{name} cannot compute in {dtype}"
-    if unable := {step.op for step in program.steps} - able.steps:
+    if unable := program.needs() - able.steps:
         return f"{name} cannot do {', '.join(sorted(unable))}"
     return None
