@@ -79,7 +79,7 @@ def left_padding_dropped(real):
 
 def shared_list(mp):
     """The snapshot shares its list with the cache, which goes on in place."""
-    real = Cache.snapshot
+    real, real_finish = Cache.snapshot, Cache.finish
 
     def snapshot(self):
         made = real(self)
@@ -87,8 +87,10 @@ def shared_list(mp):
         return made
 
     def finish(self, layers, rows, tokens):
-        self.layers[:] = layers
-        self.rows = rows
+        shared = self.layers
+        real_finish(self, layers, rows, tokens)
+        shared[:] = layers
+        self.layers = shared
 
     mp.setattr(Cache, "snapshot", snapshot)
     mp.setattr(Cache, "finish", finish)
