@@ -41,8 +41,9 @@ def add(commands: Any) -> None:
         "--oracle",
         action="append",
         help="runner to judge by; repeatable (default: mlx-lm and transformers; for a program that "
-        "does more than append, append-only too); mlx-lm==VERSION runs in an environment of its own, "
-        "mlx-lm@PATH a checkout or edited copy, append-only the candidate on a row's tokens alone",
+        "does more than append, append-only too); mlx-lm==VERSION runs in an environment of its "
+        "own, mlx-lm@PATH a checkout or edited copy, append-only the candidate on a row's tokens "
+        "alone",
     )
     run.add_argument(
         "--semantics",
