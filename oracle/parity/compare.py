@@ -32,7 +32,8 @@ class Comparison:
 
     The three errors are relative RMS: candidate and oracle to the float64 truth, and candidate to
     oracle. `rounding_to_truth` is the largest that rounding alone made, `bound` what the first must
-    not exceed when arbitrated, and `wrong` who is too far from the truth.
+    not exceed when arbitrated, and `wrong` who is too far from the truth. Where states are compared
+    row by row, `row` is its number and `forward` that of the program's moment.
     """
 
     forward: int
@@ -50,6 +51,7 @@ class Comparison:
     bound: float | None = None
     attribution: Literal["makes", "carries"] | None = None
     wrong: Wrong | None = None
+    row: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -85,7 +87,7 @@ def compare(
             rule = pair.rule(tap.kind)
             a, b = candidate.get(forward, name), oracle.get(forward, name)
             due = by_name(dtype if tap.dtype == "working" else tap.dtype)
-            seen = _missing(a, b, candidate.runner, oracle.runner) or _mismatch(a, b, rule, due)
+            seen = missing(a, b, candidate.runner, oracle.runner) or mismatch(a, b, rule, due)
             if seen is None:
                 assert a is not None
                 assert b is not None
@@ -93,7 +95,7 @@ def compare(
                     assert arbiter is not None
                     seen = _arbitrated(forward, name, a, b, rule, arbiter)
                 else:
-                    seen = _bitwise(a, b, rule)
+                    seen = bitwise(a, b, rule)
             found[forward, name] = Comparison(
                 forward,
                 name,
@@ -140,18 +142,20 @@ def _share(item: Comparison) -> float:
     return (item.candidate_to_truth or 0.0) / item.bound if item.bound else 0.0
 
 
-def _missing(
+def missing(
     a: np.ndarray | None, b: np.ndarray | None, candidate: str, oracle: str
 ) -> dict[str, object] | None:
+    """Return the verdict that a side lacks the tensor, or None."""
     lacking = [name for name, value in ((candidate, a), (oracle, b)) if value is None]
     if not lacking:
         return None
     return {"verdict": "missing", "detail": f"not recorded by {' and '.join(lacking)}"}
 
 
-def _mismatch(
+def mismatch(
     a: np.ndarray | None, b: np.ndarray | None, rule: Rule, due: np.dtype
 ) -> dict[str, object] | None:
+    """Return the verdict that shapes or dtypes differ, or None; `due` is the tap's own dtype."""
     assert a is not None
     assert b is not None
     if a.shape != b.shape:
@@ -162,7 +166,8 @@ def _mismatch(
     return None
 
 
-def _bitwise(a: np.ndarray, b: np.ndarray, rule: Rule) -> dict[str, object]:
+def bitwise(a: np.ndarray, b: np.ndarray, rule: Rule) -> dict[str, object]:
+    """Return the verdict, and its numbers, under a rule that is not arbitrated."""
     same, finite = same_bits_and_finite(a, b)
     if not finite:
         return {"verdict": "nonfinite", "detail": _nonfinite(a, b)}

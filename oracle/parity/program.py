@@ -1,8 +1,8 @@
 """Programs: plain lists of steps that drive a session, as JSON on disk.
 
 `{"schema": 1, "steps": [{"op": "prefill", "ids": [[...], ...], "chunk": 3}, {"op": "decode",
-"ids": [[7], [9]]}]}`. Ids are one list a row. A prefill with `chunk` is one forward for each chunk;
-traces number the forwards, so `forwards` is what runners loop over.
+"ids": [[7], [9]]}]}`. Ids are one list a row; `parity.steps` has all steps. A prefill with `chunk`
+is one forward for each chunk. Traces number the `moments`: each forward, and each step without one.
 """
 
 import hashlib
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from parity.steps import FORWARDS, Fail, Step, check_keep, parse_steps
 from qwen35.errors import InputError
 
 SCHEMA = 1
-_FIELDS = {"prefill": {"op", "ids", "chunk"}, "decode": {"op", "ids"}}
 
 
 class ProgramError(InputError):
@@ -25,12 +25,22 @@ class ProgramError(InputError):
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step: `op` is `prefill` or `decode`, `ids` int64 [B, S], `chunk` tokens a forward."""
+class Moment:
+    """One forward of a step, or a step without forwards (an `extend` with all of its program).
 
-    op: str
+    `at` is the step's index as written; `ids` [B, S] and `tokens` [B], each row's count of them,
+    are those of the forward, empty where there is none.
+    """
+
+    at: int
+    step: Step
     ids: np.ndarray
-    chunk: int | None = None
+    tokens: np.ndarray
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether tokens are run."""
+        return self.ids.size > 0
 
 
 @dataclass(frozen=True)
@@ -42,27 +52,36 @@ class Program:
 
     @property
     def rows(self) -> int:
-        """The number of rows B."""
+        """The number of rows B at the start."""
         return self.steps[0].ids.shape[0]
 
-    def forwards(self) -> list[tuple[int, str, np.ndarray]]:
-        """Return (index of the step as written, op, ids [B, S]) for each forward."""
+    @property
+    def is_plain(self) -> bool:
+        """Whether it only appends tokens, the same number to each row."""
+        return self.needs() <= {"prefill", "decode"}
+
+    def needs(self) -> set[str]:
+        """Return what a runner must be able to do; see `Step.needs`."""
+        return set().union(*(step.needs() for step in self.steps))
+
+    def moments(self) -> list[Moment]:
+        """Return what happens, one after the other."""
         out = []
         for at, step in enumerate(self.steps):
-            width = step.ids.shape[1]
-            for start in range(0, width, step.chunk or width):
-                out.append((at, step.op, step.ids[:, start : start + (step.chunk or width)]))
+            none = (step.ids, np.zeros(0, np.int64))
+            out += [Moment(at, step, *forward) for forward in step.forwards() or [none]]
         return out
+
+    def forwards(self) -> list[tuple[int, str, np.ndarray]]:
+        """Return (index of the step as written, op, ids [B, S]) for each forward.
+
+        Of a plain program this is all that happens, and its numbering is that of `moments`.
+        """
+        return [(m.at, m.step.op, m.ids) for m in self.moments() if m.is_forward]
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form that `parse` reads."""
-        steps = []
-        for step in self.steps:
-            entry: dict[str, Any] = {"op": step.op, "ids": step.ids.tolist()}
-            if step.chunk is not None:
-                entry["chunk"] = step.chunk
-            steps.append(entry)
-        return {"schema": SCHEMA, "steps": steps}
+        return {"schema": SCHEMA, "steps": [step.to_json() for step in self.steps]}
 
     def digest(self) -> str:
         """Return the sha256 of the canonical JSON form."""
@@ -70,16 +89,30 @@ class Program:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise ProgramError for an id outside [0, size): MLX would read garbage silently."""
-        for at, step in enumerate(self.steps):
-            bad = np.argwhere((step.ids < 0) | (step.ids >= size))
-            if len(bad):
-                row, column = bad[0]
-                raise ProgramError(
-                    f"{self.source}: steps[{at}].ids[{row}][{column}] is "
-                    f"{step.ids[row, column]}, outside the vocabulary of {size}. "
-                    f"Use ids from 0 to {size - 1}."
-                )
+        """Raise ProgramError for an id outside [0, size): MLX would read garbage silently.
+
+        Padding may hold any id; `within_vocabulary` makes it safe to run.
+        """
+        _check_vocabulary(self.steps, size, f"{self.source}: steps")
+
+
+def within_vocabulary(ids: np.ndarray, size: int) -> np.ndarray:
+    """Return int32 ids with those of padding moved into [0, size)."""
+    return np.clip(ids, 0, size - 1).astype(np.int32)
+
+
+def _check_vocabulary(steps: Sequence[Step], size: int, where: str) -> None:
+    for at, step in enumerate(steps):
+        bad = (step.ids < 0) | (step.ids >= size)
+        if step.op in FORWARDS:
+            bad &= np.arange(step.ids.shape[1]) < step.counts[:, None]
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise ProgramError(
+                f"{where}[{at}].ids[{row}][{column}] is {step.ids[row, column]}, outside the "
+                f"vocabulary of {size}. Use ids from 0 to {size - 1}."
+            )
+        _check_vocabulary(step.program, size, f"{where}[{at}].program")
 
 
 def parse(value: Any, source: str = "<program>") -> Program:
@@ -96,47 +129,63 @@ def parse(value: Any, source: str = "<program>") -> Program:
         raise fail("schema", f"is {value.get('schema')!r}", f"This version reads schema {SCHEMA}.")
     if unknown := set(value) - {"schema", "steps"}:
         raise fail("the file", f"has unknown fields {sorted(unknown)}", "Remove them.")
-    if not value["steps"]:
-        raise fail("steps", "is empty", "A program needs at least one prefill.")
-    steps: list[Step] = []
-    for at, entry in enumerate(value["steps"]):
-        where = f"steps[{at}]"
-        op = entry.get("op") if isinstance(entry, dict) else None
-        if not isinstance(op, str) or op not in _FIELDS:
-            raise fail(where, f"has op {op!r}", f"Known steps: {', '.join(sorted(_FIELDS))}.")
-        if unknown := set(entry) - _FIELDS[op]:
-            raise fail(where, f"has unknown fields {sorted(unknown)}", "Remove them.")
-        ids = _ids(entry.get("ids"), where, fail)
-        if steps and len(ids) != len(steps[0].ids):
-            raise fail(
-                where,
-                f"has {len(ids)} rows, the first step {len(steps[0].ids)}",
-                "Keep one number.",
-            )
-        if op == "decode" and ids.shape[1] != 1:
-            raise fail(where, f"decodes {ids.shape[1]} tokens a row", "A decode step takes one.")
-        chunk = entry.get("chunk")
-        if chunk is not None and (type(chunk) is not int or chunk < 1):
-            raise fail(
-                f"{where}.chunk", f"is {chunk!r}", "Give a whole number of tokens, 1 or more."
-            )
-        steps.append(Step(op, ids, chunk))
-    return Program(tuple(steps), source)
+    steps = parse_steps(value["steps"], "steps", fail)
+    _check_order(steps, "steps", fail)
+    return Program(steps, source)
 
 
-def _ids(value: Any, where: str, fail: Any) -> np.ndarray:
-    rows = value if isinstance(value, list) and value else None
-    if rows is None or not all(isinstance(row, list) for row in rows):
-        raise fail(f"{where}.ids", "is no list of rows", "Give one list of token ids a row.")
-    if any(type(token) is not int for row in rows for token in row):
-        raise fail(f"{where}.ids", "holds something that is no whole number", "Give token ids.")
-    if len({len(row) for row in rows}) != 1:
-        raise fail(f"{where}.ids", "has rows of unequal length", "Give rows of one length.")
-    if not rows[0]:
-        raise fail(f"{where}.ids", "is an empty prompt", "Give at least one token a row.")
-    if any(abs(token) >= 2**63 for row in rows for token in row):
-        raise fail(f"{where}.ids", "holds an id beyond 64 bits", "Give token ids.")
-    return np.array(rows, dtype=np.int64)
+def _check_order(steps: Sequence[Step], where: str, fail: Fail) -> int:
+    """Hold each step to what the ones before it leave; return the number of rows at the end."""
+    if steps[0].op not in FORWARDS:
+        raise fail(
+            f"{where}[0]", f"is {steps[0].op!r}", f"Begin with tokens: {', '.join(FORWARDS)}."
+        )
+    rows, verified = steps[0].ids.shape[0], None
+    snapshots: dict[str, int] = {}
+    for at, step in enumerate(steps):
+        here = f"{where}[{at}]"
+        if (step.op == "accept") != (verified is not None):
+            problem = f"is {step.op!r} " + (
+                "without a verify" if verified is None else "in a round"
+            )
+            raise fail(here, problem, "A verify step and its accept follow each other.")
+        if step.op in FORWARDS and step.ids.shape[0] != rows:
+            raise fail(
+                here, f"has {step.ids.shape[0]} rows, the session {rows} there", "Give each row."
+            )
+        if verified is not None:
+            check_keep(step, rows, verified, here, fail)
+        verified = step.ids.shape[1] if step.op == "verify" else None
+        if step.op == "snapshot":
+            assert step.name is not None
+            snapshots[step.name] = rows
+        elif step.op == "restore":
+            if step.name not in snapshots:
+                known = ", ".join(snapshots) or "none"
+                raise fail(
+                    f"{here}.name", f"is {step.name!r}, no snapshot before it", f"Known: {known}."
+                )
+            rows = snapshots[step.name]
+        elif step.op == "extend":
+            rows += _check_order(step.program, f"{here}.program", fail)
+        else:
+            rows = _rows_chosen(step, rows, here, fail)
+    if verified is not None:
+        raise fail(f"{where}[{at}]", "is 'verify' without an accept", "Say how many tokens stay.")
+    return rows
+
+
+def _rows_chosen(step: Step, rows: int, here: str, fail: Fail) -> int:
+    chosen = step.rows if step.op == "filter" else (step.row,) if step.op == "extract" else None
+    if chosen is None:
+        return rows
+    name = "rows" if step.op == "filter" else "row"
+    for row in chosen:
+        if row is None or not 0 <= row < rows:
+            raise fail(f"{here}.{name}", f"has row {row} of {rows}", f"Give 0 to {rows - 1}.")
+    if len(set(chosen)) != len(chosen):
+        raise fail(f"{here}.{name}", f"is {list(chosen)}, a row twice", "Name each row once.")
+    return len(chosen)
 
 
 class _TwiceError(Exception):

@@ -6,6 +6,7 @@ from typing import Any
 
 from parity.commands import EXIT_CODES
 from parity.compare import FAILED, Comparison
+from parity.program import Moment
 from parity.run import CaseResult, PairResult, RunResult
 from parity.taps import split
 from qwen35.config import unknown_keys
@@ -96,6 +97,7 @@ def _divergence(case: CaseResult, oracle: str, item: Comparison) -> dict[str, An
         "step": item.forward,
         "step_label": steps[item.forward] if 0 <= item.forward < len(steps) else "",
         "tap": item.tap,
+        "row": item.row,
         "verdict": item.verdict,
         "max_ulp": item.max_ulp,
         "max_abs": item.max_abs,
@@ -114,13 +116,26 @@ def _divergence(case: CaseResult, oracle: str, item: Comparison) -> dict[str, An
 
 
 def step_labels(case: CaseResult) -> list[str]:
-    """Return what each forward does, in words."""
+    """Return what each moment of the program does, in words."""
+    if not case.program.is_plain:
+        return [_label(moment) for moment in case.program.moments()]
     labels, at = [], 0
     for _, op, ids in case.program.forwards():
         tokens = ids.shape[1]
         labels.append(f"{op} tokens {at}:{at + tokens}" if op == "prefill" else f"{op} token {at}")
         at += tokens
     return labels
+
+
+def _label(moment: Moment) -> str:
+    step = moment.step
+    if moment.is_forward:
+        counts = sorted(set(moment.tokens.tolist()))
+        return f"{step.op} {' or '.join(map(str, counts))} tokens a row"
+    if step.op == "extend":
+        return "extend by " + ", ".join(inner.op for inner in step.program)
+    of = {"accept": step.keep, "filter": step.rows, "extract": step.row}.get(step.op, step.name)
+    return f"{step.op} {' '.join(map(str, of)) if isinstance(of, tuple) else of}"
 
 
 def _case(case: CaseResult) -> dict[str, Any]:

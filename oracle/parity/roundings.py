@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from parity.bits import by_name, is_float
-from parity.program import Program, Step
+from parity.program import Program
 from parity.reference import ReferenceRunner
+from parity.steps import Step
 from parity.taps import Tap, order
 from parity.trace import Feed, Trace
 

@@ -11,8 +11,10 @@ from parity.policy import Pair, Policy
 from parity.program import Program
 from parity.reference import ReferenceRunner
 from parity.roundings import Roundings, roundings
-from parity.runners.base import Runner, RunnerOptions
-from parity.runners.registry import open_runner, why_not
+from parity.runners.append_only import APPEND_ONLY, AppendOnly
+from parity.runners.base import Runner, RunnerOptions, StatefulRunner
+from parity.runners.registry import abilities, open_runner, why_not
+from parity.states import States, compare_states
 from parity.trace import Feed, Trace, feed_from, unfed
 from qwen35.config import parse_config
 from qwen35.errors import InputError
@@ -92,6 +94,8 @@ def run(
             f"--oracle {', '.join(oracles)} with --candidate {candidate}: each runner may appear "
             "once. Name oracles other than the candidate."
         )
+    if candidate == APPEND_ONLY:
+        raise InputError(f"--candidate {candidate}: is an oracle alone. Name what it is to run.")
     started = time.perf_counter()
     result = RunResult(candidate, tuple(oracles))
     for target in targets:
@@ -130,7 +134,7 @@ def _run_target(
             else:
                 on_case(case.name)
         if comparable and pair is not None:
-            runner = judged.open(oracle)
+            runner = judged.open_oracle(oracle)
             for case in comparable:
                 case.pairs[oracle].comparisons = judged.judge(case, runner, pair)
                 on_case(case.name)
@@ -151,9 +155,20 @@ def _reason(
         reason = why_not(name, case.program, target.dtype, target.generation, model_type)
         if reason is not None:
             return reason
+    if is_of_states(case.program, oracle):
+        for name in (candidate, oracle):
+            if name != APPEND_ONLY and not abilities(name).shows_states:
+                return f"{name} does not show its states, by which {case.program_name} is compared"
+        if pair is not None and pair.arbitrated:
+            return f"{policy.source} arbitrates {candidate} against {oracle}: states cannot be"
     if pair is None:
         return f"{policy.source} has no rule for {candidate} against {oracle} in {target.dtype}"
     return None
+
+
+def is_of_states(program: Program, oracle: str) -> bool:
+    """Return whether states are compared, row by row, and not the taps of forwards."""
+    return oracle == APPEND_ONLY or not program.is_plain
 
 
 class _Judged:
@@ -164,12 +179,23 @@ class _Judged:
         self._candidate: Runner | None = None
         self._reference: ReferenceRunner | None = None
         self._free: dict[str, Trace] = {}
+        self._states: dict[str, States] = {}
         self._truths: dict[str, tuple[Trace, Roundings]] = {}
 
     def open(self, name: str) -> Runner:
         return open_runner(name, self._target.checkpoint, self._target.dtype, self._options)
 
-    def judge(self, case: CaseResult, oracle: Runner, pair: Pair) -> list[Comparison]:
+    def open_oracle(self, name: str) -> Any:
+        return AppendOnly(self._opened()) if name == APPEND_ONLY else self.open(name)
+
+    def _opened(self) -> Any:
+        if self._candidate is None:
+            self._candidate = self.open(self._result.candidate)
+        return self._candidate
+
+    def judge(self, case: CaseResult, oracle: Any, pair: Pair) -> list[Comparison]:
+        if is_of_states(case.program, oracle.name):
+            return self._judge_states(case, oracle, pair)
         theirs = self._run(oracle, case.program)
         forwards = len(case.program.forwards())
         feed = None
@@ -178,14 +204,23 @@ class _Judged:
                 detail = f"not recorded by {oracle.name}, so no layer could be fed from it"
                 return [Comparison(f, name, "missing", "", "", detail) for f, name in lacking]
             feed = feed_from(theirs)
-        if self._candidate is None:
-            self._candidate = self.open(self._result.candidate)
-        ours = self._once(self._candidate, case, feed)
+        ours = self._once(self._opened(), case, feed)
         arbiter = None
         if pair.arbitrated:
             truth, rounded = self._truth(case, feed)
             arbiter = Arbiter(ours, theirs, truth, rounded)
         return compare(ours, theirs, pair, case.layer_types, forwards, self._target.dtype, arbiter)
+
+    def _judge_states(
+        self, case: CaseResult, oracle: StatefulRunner, pair: Pair
+    ) -> list[Comparison]:
+        key = case.program_name
+        if key not in self._states:
+            self._states[key] = self._opened().states(case.program)
+        ours, theirs = self._states[key], oracle.states(case.program)
+        for states in (ours, theirs):
+            self._result.info.setdefault(states.runner, states.info)
+        return compare_states(ours, theirs, pair, case.layer_types)
 
     def _truth(self, case: CaseResult, feed: Feed | None) -> tuple[Trace, Roundings]:
         key = case.program_name

@@ -11,9 +11,10 @@ from parity import policy, suite
 from parity.bits import same_bits_and_finite
 from parity.compare import compare
 from parity.export import Recipe, convert, export
-from parity.program import Program, Step
+from parity.program import Program
 from parity.runners.impl import ImplRunner
 from parity.runners.mlx_lm import MlxLmRunner
+from parity.steps import Step
 from qwen35.headers import open_checkpoint
 
 

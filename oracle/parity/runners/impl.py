@@ -4,7 +4,9 @@ import mlx.core as mx
 import numpy as np
 
 from parity.program import Program
+from parity.runners.impl_states import impl_states
 from parity.runners.mlx_arrays import record, recorder, run_info
+from parity.states import States
 from parity.trace import Feed, Trace
 from qwen35.headers import Checkpoint
 from qwen35.load import load
@@ -26,7 +28,7 @@ class ImplRunner:
         self.model = load(checkpoint, dtype, semantics)
 
     def run(self, program: Program, feed: Feed | None = None) -> Trace:
-        """See Runner."""
+        """See Runner; of plain programs alone."""
         config = self.model.config
         program.check_vocabulary(config.vocab_size)
         trace = Trace(self.name, config.layer_types, run_info(self.dtype))
@@ -37,3 +39,7 @@ class ImplRunner:
             self.model(mx.array(ids.astype(np.int32)), cache, tap)
             record(trace, forward, taken)
         return trace
+
+    def states(self, program: Program) -> States:
+        """See StatefulRunner."""
+        return impl_states(self.model, self.dtype, program)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from parity.environments import EDITED, VERSIONED, package_folder, pins
 from parity.program import Program
-from parity.runners.base import Abilities, Runner, RunnerOptions
+from parity.runners.append_only import APPEND_ONLY
+from parity.runners.base import ALL_STEPS, Abilities, Runner, RunnerOptions
 from qwen35.errors import InputError
 from qwen35.headers import Checkpoint
 
@@ -34,16 +35,30 @@ def _worker(name: str, checkpoint: Checkpoint, dtype: str, options: RunnerOption
     return WorkerRunner(name, checkpoint, dtype, options.workers or Workers())
 
 
-_MLX_LM = Abilities(model_types=frozenset({"qwen3_5"}))
+def _append_only(name: str, checkpoint: Checkpoint, dtype: str, options: RunnerOptions) -> Runner:
+    raise InputError(f"{name}: is the candidate itself, run otherwise. Name it with --oracle.")
+
+
+_ROLLBACK = ("verify", "accept")
+_MLX_LM = Abilities(
+    model_types=frozenset({"qwen3_5"}),
+    why_not=dict.fromkeys(_ROLLBACK, "mlx-lm has no rollback for linear layers"),
+)
+_TRANSFORMERS = Abilities(
+    generations=frozenset({"transformers"}),
+    why_not=dict.fromkeys(_ROLLBACK, "its crop leaves the recurrent state as it was")
+    | {"lengths": "right padding still decays its recurrent state"},
+)
 _Open = Callable[[str, Checkpoint, str, RunnerOptions], Runner]
 _RUNNERS: dict[str, tuple[Abilities, _Open]] = {
-    "impl": (Abilities(), _impl),
+    "impl": (Abilities(steps=ALL_STEPS, shows_states=True), _impl),
     "mlx-lm": (_MLX_LM, _mlx_lm),
-    "transformers": (Abilities(generations=frozenset({"transformers"})), _transformers),
+    "transformers": (_TRANSFORMERS, _transformers),
+    APPEND_ONLY: (Abilities(steps=ALL_STEPS), _append_only),
     VERSIONED: (_MLX_LM, _worker),
     EDITED: (_MLX_LM, _worker),
 }
-NAMES = ("impl", "mlx-lm", "transformers", "mlx-lm==VERSION", "mlx-lm@PATH")
+NAMES = ("impl", "mlx-lm", "transformers", "append-only", "mlx-lm==VERSION", "mlx-lm@PATH")
 
 
 def _find(name: str) -> tuple[Abilities, _Open]:
@@ -94,6 +109,8 @@ def why_not(
         return f"{name} does not know model_type {model_type!r}"
     if dtype not in able.dtypes:
         return f"{name} cannot compute in {dtype}"
-    if unable := {step.op for step in program.steps} - able.steps:
-        return f"{name} cannot do {', '.join(sorted(unable))}"
+    if unable := program.needs() - able.steps:
+        because = {able.why_not[step] for step in unable if step in able.why_not}
+        said = f" ({'; '.join(sorted(because))})" if because else ""
+        return f"{name} cannot do {', '.join(sorted(unable))}{said}"
     return None
