@@ -42,9 +42,13 @@ CONFIG = {
 
 
 @remember
-def tiny_model(dtype: str = "float32") -> Model:
-    """Return the model, seeded: linear layers 0 and 2, attention layers 1 and 3."""
-    model = Model(parse_config(CONFIG, "tests"))
+def tiny_model(dtype: str = "float32", qk_scale: float = 1.0, **sizes: int) -> Model:
+    """Return the model, seeded: linear layers 0 and 2, attention layers 1 and 3.
+
+    `qk_scale` multiplies the projections of q and k of linear layers, `sizes` replace CONFIG's.
+    """
+    config = parse_config(CONFIG | {"text_config": CONFIG["text_config"] | sizes}, "tests")
+    model = Model(config)
     rng = np.random.default_rng(7)
     weights = []
     for name, value in sorted(tree_flatten(model.parameters())):
@@ -54,6 +58,8 @@ def tiny_model(dtype: str = "float32") -> Model:
         if name.endswith("embed_tokens.weight"):
             drawn = 5 * drawn
             drawn[NAN_ID] = np.nan
+        if name.endswith("in_proj_qkv.weight"):
+            drawn[: config.conv_dim - config.value_dim] *= qk_scale
         if name.endswith("conv1d.weight"):
             drawn = rng.normal(size=value.shape) * 0.5
         kept = mx.float32 if name.endswith("A_log") else DTYPES[dtype]
