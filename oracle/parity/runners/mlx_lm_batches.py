@@ -26,6 +26,7 @@ class Batch:
     def __init__(self, model: nn.Module, vocabulary: int) -> None:
         self.model, self.vocabulary = model, vocabulary
         self.caches: list[Any] = []
+        self._none: dict[int, mx.array] = {}  # attention layer -> [Hkv, 0, D] of its dtype
 
     def run(self, steps: Sequence[Step]) -> Iterator[list[RowStates]]:
         """Do the steps; yield every row's states after each moment, see `Program.moments`."""
@@ -101,7 +102,7 @@ class Batch:
             rows = rows or [{} for _ in range(_count(cache))]
             for row, states in enumerate(rows):
                 over = 0 if held is None else int(held[row])
-                states |= {f"layers.{i}.{n}": x for n, x in _row(cache, row, over).items()}
+                states |= {f"layers.{i}.{n}": x for n, x in self._row(i, row, over).items()}
         if logits is not None and last is not None:
             for row, column in enumerate(last.tolist()):
                 if column >= 0:
@@ -109,27 +110,32 @@ class Batch:
         mx.eval(rows)
         return [{name: to_numpy(x).copy() for name, x in states.items()} for states in rows]
 
+    def _row(self, layer: int, row: int, over: int) -> dict[str, mx.array]:
+        cache = self.caches[layer]
+        if _is_linear(cache):
+            return {
+                "linear_attn.conv_tail": cache[0][row],
+                "linear_attn.recurrent_state": cache[1][row],
+            }
+        start, tokens = cache.left_padding[row].item(), cache.offset[row].item() - over
+        if cache.keys is None:  # so it makes of a row alone that has seen nothing
+            keys = values = self._none[layer]
+        else:
+            self._none[layer] = cache.keys[row, :, :0]
+            keys, values = (x[row, :, start : start + tokens] for x in (cache.keys, cache.values))
+        return {
+            "self_attn.keys": keys,
+            "self_attn.values": values,
+            "self_attn.offset": mx.array([tokens], mx.int32),
+        }
+
 
 def _is_linear(cache: Any) -> bool:
     return not hasattr(cache, "offset")
 
 
 def _count(cache: Any) -> int:
-    return len(cache[0] if _is_linear(cache) else cache.keys)
-
-
-def _row(cache: Any, row: int, over: int) -> dict[str, mx.array]:
-    if _is_linear(cache):
-        return {
-            "linear_attn.conv_tail": cache[0][row],
-            "linear_attn.recurrent_state": cache[1][row],
-        }
-    start, tokens = cache.left_padding[row].item(), cache.offset[row].item() - over
-    return {
-        "self_attn.keys": cache.keys[row, :, start : start + tokens],
-        "self_attn.values": cache.values[row, :, start : start + tokens],
-        "self_attn.offset": mx.array([tokens], mx.int32),
-    }
+    return len(cache[0] if _is_linear(cache) else cache.left_padding)
 
 
 def _merged(caches: list[list[Any]]) -> list[Any]:

@@ -255,7 +255,8 @@ class WorkerRunner:
         program.check_vocabulary(self._config.vocab_size)
         worker = self._loaded()
         with tempfile.TemporaryDirectory(prefix="parity-worker-") as folder:
-            answer = worker.ask(("info", "rows"), op="states", program=program.to_json(), out=folder)
+            asked = {"op": "states", "program": program.to_json(), "out": folder}
+            answer = worker.ask(("info", "rows"), **asked)
             found = States(self.name, self._config.layer_types, _info(worker, answer))
             with _reading(worker):
                 for moment, count in enumerate(answer["rows"]):
