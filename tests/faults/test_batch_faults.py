@@ -134,7 +134,7 @@ FAULTS = {
         forward(lambda made: replace(made, attention_mask=None)),
         [RAGGED, *decodes(3)],
         1,
-        "logits",
+        "layers.4.linear_attn.conv_tail",
         1,
     ),
     "rows filtered in the cache's order": BatchFault(
