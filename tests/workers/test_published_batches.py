@@ -41,8 +41,16 @@ def judge(checkpoints, workers):
     return judged_with
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("version", ["0.31.2", "0.32.0", "0.32.2"])
+@pytest.mark.parametrize(
+    ("version", "dtype"),
+    [
+        ("0.31.2", "float32"),  # mlx 0.31.1 compiles the float16 rule wrong
+        ("0.31.2", "bfloat16"),
+        ("0.32.0", "float32"),
+        ("0.32.0", "float16"),
+        ("0.32.2", "bfloat16"),
+    ],
+)
 def test_versions_without_these_faults_agree_bit_for_bit(judge, version, dtype):
     value = judge(version, ROWS, dtype)
     (pair,) = value["pairs"].values()
