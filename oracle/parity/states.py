@@ -17,7 +17,7 @@ NAMES = {
 """Layer type -> the names of a layer's states: taps, and the count of tokens of a linear layer."""
 
 OPTIONAL = "linear_attn.offset"
-"""Not every runtime counts tokens in its linear layers; compared where either side does."""
+"""Not every runtime counts tokens in its linear layers; compared where both sides do at all."""
 
 LOGITS = "logits"
 
@@ -52,9 +52,12 @@ def compare_states(
     """Judge every state of every moment and row, under rules that are not `arbitrated`.
 
     Comparisons come by moment, then in the order of `names`, then by row; `row` and the detail name
-    the row. States that a side lacks, and names that are none, are `missing`.
+    the row. States that a side lacks, and names that are none, are `missing`; of `OPTIONAL` ones
+    only where the side shows some.
     """
     results = []
+    shown = [{n for rows in s.moments for row in rows for n in row} for s in (candidate, oracle)]
+    uncounted = {n for n in names(layer_types) if n.endswith(OPTIONAL)} - (shown[0] & shown[1])
     due = {n for n in names(layer_types) if n != LOGITS and not n.endswith(OPTIONAL)}
     moments = max(len(candidate.moments), len(oracle.moments))
     for moment in range(moments):
@@ -64,7 +67,7 @@ def compare_states(
         )
         rows = range(max(len(ours), len(theirs)))
         for name in _known_and_other(layer_types, [*ours, *theirs]):
-            for row in rows:
+            for row in rows if name not in uncounted else ():
                 a, b = (side[row].get(name) if row < len(side) else None for side in (ours, theirs))
                 if a is None and b is None and name not in due:
                     continue

@@ -18,6 +18,8 @@ import numpy as np
 from parity.program import Program
 from parity.runners.imports import importing
 from parity.runners.mlx_arrays import record, recorder, run_info
+from parity.runners.mlx_lm_batches import Batch
+from parity.states import States
 from parity.taps import FULL, LINEAR
 from parity.trace import Feed, Trace
 from qwen35.errors import CannotRunError, CheckpointError
@@ -47,12 +49,9 @@ class MlxLmRunner:
         self._observe_modules()
 
     def run(self, program: Program, feed: Feed | None = None) -> Trace:
-        """See Runner."""
+        """See Runner; of plain programs alone."""
         program.check_vocabulary(self.text.args.vocab_size)
-        # Not the installed distribution's: an edited copy may have been imported before it.
-        version = sys.modules["mlx_lm"].__version__
-        info = run_info(self.dtype) | {"mlx-lm": version}
-        trace = Trace(self.name, self.layer_types, info)
+        trace = Trace(self.name, self.layer_types, self._info())
         cache = self.model.make_cache()
         with replaced(self._functions):
             for forward, (_, _, ids) in enumerate(program.forwards()):
@@ -65,6 +64,17 @@ class MlxLmRunner:
                 taken["logits"] = logits
                 record(trace, forward, taken)
         return trace
+
+    def states(self, program: Program) -> States:
+        """See StatefulRunner; with its batch caches from the first token on."""
+        vocabulary = self.text.args.vocab_size
+        program.check_vocabulary(vocabulary)
+        moments = list(Batch(self.model, vocabulary).run(program.steps))
+        return States(self.name, self.layer_types, self._info(), moments)
+
+    def _info(self) -> dict[str, Any]:
+        # Not the installed distribution's: an edited copy may have been imported before it.
+        return run_info(self.dtype) | {"mlx-lm": sys.modules["mlx_lm"].__version__}
 
     def _take(self, name: str, value: mx.array) -> mx.array:
         return self._tap(self._prefix + name, value)

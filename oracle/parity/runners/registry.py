@@ -41,8 +41,11 @@ def _append_only(name: str, checkpoint: Checkpoint, dtype: str, options: RunnerO
 
 _ROLLBACK = ("verify", "accept")
 _MLX_LM = Abilities(
+    steps=frozenset({"prefill", "lengths", "decode", "filter", "extend", "extract"}),
     model_types=frozenset({"qwen3_5"}),
-    why_not=dict.fromkeys(_ROLLBACK, "mlx-lm has no rollback for linear layers"),
+    why_not=dict.fromkeys(_ROLLBACK, "mlx-lm has no rollback for linear layers")
+    | dict.fromkeys(("snapshot", "restore"), "its batch caches have no snapshots"),
+    shows_states=True,
 )
 _TRANSFORMERS = Abilities(
     generations=frozenset({"transformers"}),

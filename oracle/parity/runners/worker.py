@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -27,6 +27,7 @@ from parity.environments import VERSIONED, environment, package_folder
 from parity.processes import ending, kill_group, tail
 from parity.program import Program
 from parity.runners import worker_main
+from parity.states import RowStates, States
 from parity.trace import Feed, Trace
 from qwen35.config import parse_config
 from qwen35.errors import CannotRunError, CheckpointError, InputError
@@ -241,22 +242,47 @@ class WorkerRunner:
                 feed=None if feed is None else str(fed),
                 out=folder,
             )
-            info = {
-                **answer["info"],
-                "python": worker.hello["python"],
-                "mlx-lm from": worker.hello["file"],
-            }
-            trace = Trace(self.name, self._config.layer_types, info)
-            try:
+            trace = Trace(self.name, self._config.layer_types, _info(worker, answer))
+            with _reading(worker):
                 for forward in answer["forwards"]:
                     file = Path(folder, f"{int(forward)}.safetensors")
                     for tap, value in safetensors_file.read(file).items():
                         trace.add(forward, tap, value)
-            except (OSError, ValueError, TypeError, CheckpointError) as error:
-                raise worker.failure(f"wrote no readable tensors ({error})") from None
         return trace
+
+    def states(self, program: Program) -> States:
+        """See StatefulRunner."""
+        program.check_vocabulary(self._config.vocab_size)
+        worker = self._loaded()
+        with tempfile.TemporaryDirectory(prefix="parity-worker-") as folder:
+            asked = {"op": "states", "program": program.to_json(), "out": folder}
+            answer = worker.ask(("info", "rows"), **asked)
+            found = States(self.name, self._config.layer_types, _info(worker, answer))
+            with _reading(worker):
+                for moment, count in enumerate(answer["rows"]):
+                    rows: list[RowStates] = [{} for _ in range(count)]
+                    file = Path(folder, f"{moment}.safetensors")
+                    for key, value in safetensors_file.read(file).items():
+                        row, name = key.split(".", 1)
+                        rows[int(row)][name] = value
+                    found.moments.append(rows)
+        return found
 
     def _fed(self, program: Program, feed: Feed) -> dict[str, np.ndarray]:
         layers = range(len(self._config.layer_types) + 1)
         forwards = range(len(program.forwards()))
         return {f"{f}.{layer}": feed(f, layer) for f in forwards for layer in layers}
+
+
+def _info(worker: Worker, answer: dict[str, Any]) -> dict[str, Any]:
+    hello = worker.hello
+    return {**answer["info"], "python": hello["python"], "mlx-lm from": hello["file"]}
+
+
+@contextlib.contextmanager
+def _reading(worker: Worker) -> Iterator[None]:
+    """Blame the worker for files that are not what it has answered."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, IndexError, CheckpointError) as error:
+        raise worker.failure(f"wrote no readable tensors ({error})") from None

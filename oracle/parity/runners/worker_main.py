@@ -31,7 +31,12 @@ def main(words: list[str]) -> None:
     for name, folder in setup["packages"].items():
         _adopt(name, folder)
     session = _Session()
-    operations = {"load": session.load, "run": session.run, "sanitize": sanitize}
+    operations = {
+        "load": session.load,
+        "run": session.run,
+        "states": session.states,
+        "sanitize": sanitize,
+    }
     _answer(answers, hello, {})
     for line in requests:
         request = json.loads(line)
@@ -127,6 +132,20 @@ class _Session:
         for forward, taps in forwards.items():
             safetensors_file.write(Path(request["out"], f"{forward}.safetensors"), taps)
         return {"info": trace.info, "forwards": sorted(forwards)}
+
+    def states(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run `program`; `out` gets one file a moment, in which row r's state n is `r.n`.
+
+        The answer has the number of `rows` of each moment.
+        """
+        from parity import safetensors_file
+        from parity.program import parse
+
+        found = self._runner.states(parse(request["program"]))
+        for moment, rows in enumerate(found.moments):
+            states = {f"{r}.{n}": value for r, row in enumerate(rows) for n, value in row.items()}
+            safetensors_file.write(Path(request["out"], f"{moment}.safetensors"), states)
+        return {"info": found.info, "rows": [len(rows) for rows in found.moments]}
 
 
 def sanitize(request: dict[str, Any]) -> dict[str, Any]:
