@@ -1,17 +1,22 @@
 """What is claimed of the implementation on any program: by properties, and caught for faults."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tiny_models import tiny_model
+import mlx.core as mx
+from tiny_models import NAN_ID, assert_same, held, tiny_model
 
 from parity import policy
 from parity.compare import Comparison
 from parity.program import Program, parse
 from parity.runners.append_only import AppendOnly
-from parity.runners.impl_states import impl_states
+from parity.runners.impl_states import drive, impl_states, row_states
+from parity.runners.mlx_arrays import to_numpy
 from parity.states import States, compare_states
+from qwen35.layer_cache import DeltaCache
 from qwen35.model import Model
+from qwen35.round import accept, arm, commit
 
 RULES = {
     dtype: policy.load().pair("impl", "append-only", dtype)
@@ -74,3 +79,70 @@ def place(item: Comparison | None) -> tuple[int, str] | None:
 def claim_it_equals_its_tokens_alone(candidate: Candidate, steps: list[dict[str, Any]]) -> None:
     seen = first_difference(candidate, steps)
     assert seen is None, f"moment {seen.forward} {seen.tap} {seen.verdict}: {seen.detail}"
+
+
+def last(candidate, steps):
+    """Return the cache at the end of a program."""
+    *_, (_, cache, _) = drive(candidate.model, program(steps))
+    return cache
+
+
+def states(candidate, cache):
+    rows = [
+        row_states(cache, r, candidate.model.config, candidate.dtype) for r in range(cache.rows)
+    ]
+    return States("impl", candidate.model.config.layer_types, {}, [rows])
+
+
+def without_logits(row):
+    return {name: value for name, value in row.items() if name != "logits"}
+
+
+def claim_all_kept_is_a_commit(candidate, steps, draft):
+    """Accepting all of a round after `steps` does what a commit does, and leaves no record."""
+    ended = []
+    for end in (lambda cache: accept(candidate.model, cache, draft.shape[1]), commit):
+        cache = last(candidate, steps)
+        arm(cache)
+        candidate.model(mx.array(draft), cache)
+        end(cache)
+        assert cache.round is None
+        for i, entry in enumerate(cache):
+            if isinstance(entry, DeltaCache):
+                assert not entry.armed
+                assert entry.record is None, f"layer {i} holds a record"
+        ended.append(cache)
+    assert_same(held(ended[0]), held(ended[1]))
+
+
+def claim_padding_on_the_left_is_none(candidate, rows, lengths):
+    """Left padding, as in merged batches, leaves each row as right padding does."""
+    tokens = len(rows[0])
+    cache = candidate.model.make_cache()
+    left = [[NAN_ID] * (tokens - n) + row[:n] for row, n in zip(rows, lengths, strict=True)]
+    candidate.model(mx.array(left), cache, lengths=lengths, padding="left")
+    step = {"op": "prefill", "ids": rows, "lengths": lengths}
+    due = AppendOnly(candidate).states(program([step, step]))
+    due.moments = [[without_logits(row) for row in due.moments[0]]]
+    seen = difference(states(candidate, cache), due, candidate.dtype)
+    assert seen is None, place(seen)
+
+
+def claim_a_snapshot_stays(candidate, steps):
+    """Take a snapshot after each moment outside a round; later steps change no byte of it."""
+    taken = []
+    for at, (moment, cache, _) in enumerate(drive(candidate.model, program(steps))):
+        if moment.step.op != "verify":
+            snapshot = cache.snapshot()
+            taken.append((at, snapshot, digest(snapshot)))
+    for at, snapshot, before in taken:
+        assert digest(snapshot) == before, f"snapshot after moment {at}"
+
+
+def digest(snapshot):
+    text = hashlib.sha256(str(snapshot.rows).encode())
+    for entry in snapshot.layers:
+        text.update(str(entry.offset).encode())
+        for value in entry.arrays():
+            text.update(f"{value.shape} {value.dtype}".encode() + to_numpy(value).tobytes())
+    return text.hexdigest()

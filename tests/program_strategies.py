@@ -73,8 +73,8 @@ def programs(
     count = draw(st.sampled_from([1, 2, MOST_ROWS])) if rows is None else rows
     steps = draw(first(count, width))
     saved: dict[str, int] = {}
-    for _ in range(draw(st.integers(0, 4))):
-        kinds = ["append", "append", "filter", "extract", "snapshot"]
+    for _ in range(draw(st.integers(0, 5))):
+        kinds = ["append", "append", "filter", "extract", "snapshot", "there and back"]
         kinds += ["restore"] * bool(saved) + ["extend"] * (depth > 0 and count < MOST_ROWS)
         kind = draw(st.sampled_from(kinds))
         if kind == "append":
@@ -88,9 +88,13 @@ def programs(
             steps.append({"op": "extract", "row": draw(st.integers(0, count - 1))})
             count = 1
         elif kind == "snapshot":
-            name = draw(st.sampled_from("ab"))
+            name = draw(st.sampled_from("abc"))
             steps.append({"op": "snapshot", "name": name})
             saved[name] = count
+        elif kind == "there and back":
+            there = {"op": "snapshot", "name": "c"}
+            steps += [there, *draw(appending(count)), {"op": "restore", "name": "c"}]
+            saved["c"] = count
         elif kind == "restore":
             name = draw(st.sampled_from(sorted(saved)))
             steps.append({"op": "restore", "name": name})

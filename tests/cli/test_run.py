@@ -121,3 +121,41 @@ def test_the_workflow_runs_the_same_sessions_on_both_systems(session):
     workflow = (ROOT / ".github" / "workflows" / "parity.yml").read_text()
     assert "[macos-15, ubuntu-22.04]" in workflow
     assert f".venv/bin/nox -s {session}\n" in workflow
+
+
+ROLLBACK = [
+    {"op": "prefill", "ids": [[1, 2, 3], [4, 5, 6]], "lengths": [3, 1]},
+    {"op": "verify", "ids": [[7, 8], [9, 10]]},
+    {"op": "accept", "keep": [0, 1]},
+    {"op": "decode", "ids": [[11], [12]]},
+]
+
+
+def run_steps(checkpoints, tmp_path, steps, *options):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"schema": 1, "steps": steps}))
+    model = checkpoints.path("tiny", "float32")
+    report = tmp_path / "r.json"
+    done = parity("run", "--model", model, "--program", path, "--json", report, *options)
+    return done, json.loads(report.read_text())
+
+
+def test_a_stateful_program_is_held_to_append_only_unless_oracles_are_named(checkpoints, tmp_path):
+    done, value = run_steps(checkpoints, tmp_path, ROLLBACK)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert value["pairs"]["append-only"]["identical"] == value["compared"] > 0
+    for other in ("mlx-lm", "transformers"):
+        (left_out,) = value["pairs"][other]["not_compared"]
+        assert "cannot do" in left_out["reason"]
+
+
+def test_a_stateful_program_that_no_oracle_can_run_is_no_pass(checkpoints, tmp_path):
+    done, value = run_steps(checkpoints, tmp_path, ROLLBACK, "--oracle", "mlx-lm")
+    assert (done.returncode, value["verdict"], value["compared"]) == (5, "not-run", 0)
+
+
+def test_a_round_left_open_is_bad_input(checkpoints, tmp_path):
+    done, value = run_steps(checkpoints, tmp_path, ROLLBACK[:2])
+    assert (done.returncode, value["verdict"]) == (2, "not-run")
+    assert "steps[1] is 'verify' without an accept" in done.stderr
+    assert "Traceback" not in done.stderr

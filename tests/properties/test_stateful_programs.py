@@ -1,7 +1,5 @@
 """Whatever a program did, each row is left as if it had only ever had its tokens, alone."""
 
-import hashlib
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -11,10 +9,13 @@ from program_claims import (
     QK_SCALES,
     SIZES,
     Candidate,
+    claim_a_snapshot_stays,
+    claim_all_kept_is_a_commit,
     claim_it_equals_its_tokens_alone,
+    claim_padding_on_the_left_is_none,
     difference,
-    place,
     program,
+    without_logits,
 )
 from program_strategies import (
     appending_programs,
@@ -25,14 +26,12 @@ from program_strategies import (
     programs,
     rollbacks,
 )
-from tiny_models import NAN_ID, assert_same, held
+from tiny_models import NAN_ID
 
-from parity.runners.append_only import AppendOnly
-from parity.runners.impl_states import drive, row_states
+from parity.runners.impl_states import drive
 from parity.runners.mlx_arrays import to_numpy
 from parity.states import States
 from qwen35.layer_cache import DeltaCache
-from qwen35.round import accept, arm, commit
 
 COINCIDENCES = {
     "rows = kv heads": ({"num_key_value_heads": 2, "num_attention_heads": 4}, 2, None),
@@ -96,19 +95,6 @@ def test_rollbacks_in_a_row_leave_what_was_kept_and_decode_on(candidate, steps):
     claim_it_equals_its_tokens_alone(candidate, steps)
 
 
-def last(candidate, steps):
-    """Return the cache at the end of a program."""
-    *_, (_, cache, _) = drive(candidate.model, program(steps))
-    return cache
-
-
-def states(candidate, cache):
-    rows = [
-        row_states(cache, r, candidate.model.config, candidate.dtype) for r in range(cache.rows)
-    ]
-    return States("impl", candidate.model.config.layer_types, {}, [rows])
-
-
 @given(CANDIDATES, st.integers(1, 4), st.data())
 def test_nothing_kept_restores(candidate, rows, data):
     steps = data.draw(appending_programs(rows))
@@ -119,23 +105,6 @@ def test_nothing_kept_restores(candidate, rows, data):
         for at in (-3, -1)
     )
     assert difference(after, before, candidate.dtype) is None
-
-
-def without_logits(row):
-    return {name: value for name, value in row.items() if name != "logits"}
-
-
-def claim_all_kept_is_a_commit(candidate, steps, draft):
-    ended = []
-    for end in (lambda cache: accept(candidate.model, cache, draft.shape[1]), commit):
-        cache = last(candidate, steps)
-        arm(cache)
-        candidate.model(mx.array(draft), cache)
-        end(cache)
-        assert cache.round is None
-        assert not any(e.armed or e.record for e in cache if isinstance(e, DeltaCache))
-        ended.append(cache)
-    assert_same(held(ended[0]), held(ended[1]))
 
 
 @given(CANDIDATES, st.integers(1, 4), st.data())
@@ -165,19 +134,6 @@ def test_what_pads_never_matters(candidate, rows, data):
     for content in (NAN_ID, 2**31, -(2**62)):
         other = candidate.states(program([padded(step, content), padded(more, content)]))
         assert difference(other, found, candidate.dtype) is None
-
-
-def claim_padding_on_the_left_is_none(candidate, rows, lengths):
-    """Left padding, as in merged batches, leaves each row as right padding does."""
-    tokens = len(rows[0])
-    cache = candidate.model.make_cache()
-    left = [[NAN_ID] * (tokens - n) + row[:n] for row, n in zip(rows, lengths, strict=True)]
-    candidate.model(mx.array(left), cache, lengths=lengths, padding="left")
-    step = {"op": "prefill", "ids": rows, "lengths": lengths}
-    due = AppendOnly(candidate).states(program([step, step]))
-    due.moments = [[without_logits(row) for row in due.moments[0]]]
-    seen = difference(states(candidate, cache), due, candidate.dtype)
-    assert seen is None, place(seen)
 
 
 @given(CANDIDATES, st.integers(1, 4), st.integers(1, 9), st.data())
@@ -220,26 +176,6 @@ def test_a_round_leaves_no_record_after_its_accept(candidate, steps):
         for entry in cache:
             if isinstance(entry, DeltaCache):
                 assert (entry.record is not None) == entry.armed == in_round
-
-
-def claim_a_snapshot_stays(candidate, steps):
-    """Take a snapshot after each moment outside a round; later steps change no byte of it."""
-    taken = []
-    for moment, cache, _ in drive(candidate.model, program(steps)):
-        if moment.step.op != "verify":
-            snapshot = cache.snapshot()
-            taken.append((snapshot, digest(snapshot)))
-    for at, (snapshot, before) in enumerate(taken):
-        assert digest(snapshot) == before, at
-
-
-def digest(snapshot):
-    text = hashlib.sha256(str(snapshot.rows).encode())
-    for entry in snapshot.layers:
-        text.update(str(entry.offset).encode())
-        for value in entry.arrays():
-            text.update(f"{value.shape} {value.dtype}".encode() + to_numpy(value).tobytes())
-    return text.hexdigest()
 
 
 @given(CANDIDATES, programs())

@@ -40,8 +40,10 @@ def add(commands: Any) -> None:
     run.add_argument(
         "--oracle",
         action="append",
-        help="runner to judge by; repeatable (default: mlx-lm and transformers); mlx-lm==VERSION "
-        "runs in an environment of its own, mlx-lm@PATH a checkout or edited copy",
+        help="runner to judge by; repeatable (default: mlx-lm and transformers; for a program that "
+        "does more than append, append-only too); mlx-lm==VERSION runs in an environment of its "
+        "own, mlx-lm@PATH a checkout or edited copy, append-only the candidate on a row's tokens "
+        "alone",
     )
     run.add_argument(
         "--semantics",
@@ -86,6 +88,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from parity import policy, suite
     from parity.result import to_json
     from parity.run import run
+    from parity.runners.append_only import APPEND_ONLY
     from parity.runners.base import RunnerOptions
     from parity.runners.registry import abilities
 
@@ -120,6 +123,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
         workers = stack.enter_context(make_workers(options))
         if options.model:
             own = _user_target(options)
+            if not options.oracle and not all(p.is_plain for p in own.programs.values()):
+                oracles.append(APPEND_ONLY)
             targets: Iterable[Target] = [own]
             total = len(own.programs)
         else:
