@@ -74,9 +74,8 @@ class Program:
             if moment.is_forward:
                 found.append(rows)
                 rows = None
-            elif step.op in ("filter", "extract"):
-                chosen = step.rows if step.rows is not None else (step.row or 0,)
-                rows = [row if rows is None else rows[row] for row in chosen]
+            elif step.chosen is not None:
+                rows = [row if rows is None else rows[row] for row in step.chosen]
         return found
 
     def needs(self) -> set[str]:
