@@ -51,9 +51,8 @@ class ReferenceRunner:
         trace = trace or Trace(self.name, self.layer_types, info)
         program.check_vocabulary(config["vocab_size"])
         caches: list[Cache] = [{} for _ in self.layer_types]
-        chosen = program.chosen_rows()
         for forward, (_, _, ids) in enumerate(program.forwards()):
-            if (rows := chosen[forward]) is not None:
+            if (rows := program.chosen_rows()[forward]) is not None:
                 caches = [{name: held[rows] for name, held in cache.items()} for cache in caches]
             model = Part("", self.weights, {}, trace, forward)
             x = model.put("embed_tokens", model["embed_tokens.weight"][ids])
