@@ -18,6 +18,7 @@ from parity.steps import FORWARDS, Fail, Step, check_keep, parse_steps
 from qwen35.errors import InputError
 
 SCHEMA = 1
+_PLAIN = {"prefill", "decode"}
 
 
 class ProgramError(InputError):
@@ -58,7 +59,7 @@ class Program:
     @property
     def is_plain(self) -> bool:
         """Whether it only appends tokens, the same number to each row."""
-        return self.needs() <= {"prefill", "decode"}
+        return self.needs() <= _PLAIN
 
     @property
     def is_even(self) -> bool:
@@ -93,9 +94,15 @@ class Program:
     def forwards(self) -> list[tuple[int, str, np.ndarray]]:
         """Return (index of the step as written, op, ids [B, S]) for each forward.
 
-        Of a plain program this is all that happens, and its numbering is that of `moments`.
+        Raises ProgramError where that is not all that happens: see `moments`, whose numbering of a
+        plain program is the same.
         """
-        return [(m.at, m.step.op, m.ids) for m in self.moments() if m.is_forward]
+        if not self.is_plain:
+            others = ", ".join(sorted(self.needs() - _PLAIN))
+            raise ProgramError(
+                f"{self.source}: its forwards alone leave out {others}. Compare it by states."
+            )
+        return [(m.at, m.step.op, m.ids) for m in self.moments()]
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form that `parse` reads."""

@@ -1,5 +1,7 @@
 """Whatever a program did, each row is left as if it had only ever had its tokens, alone."""
 
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from program_strategies import (
 )
 from tiny_models import NAN_ID
 
+from parity.program import load
 from parity.runners.impl_states import drive
 from parity.runners.mlx_arrays import to_numpy
 from parity.states import States
@@ -70,6 +73,20 @@ def decode(*tokens):
 EMPTY = {"op": "prefill", "ids": [[1, 2, 3], [4, 5, 6]], "lengths": [0, 0]}
 NEW = {"op": "verify", "ids": [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]}
 NONE_KEPT = {"op": "accept", "keep": 0}
+
+
+FILES = sorted((Path(__file__).parents[2] / "fixtures" / "programs").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_recorded_program_leaves_the_states_of_its_tokens_alone(path, dtype):
+    steps = [step.to_json() for step in load(path).steps]
+    claim_it_equals_its_tokens_alone(Candidate(dtype), steps)
+
+
+def test_there_are_recorded_programs():
+    assert len(FILES) >= 6
 
 
 @given(CANDIDATES, programs())

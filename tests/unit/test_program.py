@@ -212,3 +212,8 @@ def test_padding_may_hold_any_id():
     inner = parse(steps(PREFILL, {"op": "extend", "program": [ragged | {"lengths": [2]}]}), "p")
     with pytest.raises(ProgramError, match=r"steps\[1\]\.program\[0\]\.ids\[0\]\[1\] is 999"):
         inner.check_vocabulary(131)
+
+
+def test_the_forwards_of_a_stateful_program_are_not_all_of_it():
+    with pytest.raises(ProgramError, match=r"^p: its forwards alone leave out accept, verify\."):
+        parse(steps(VERIFY, accept(1)), "p").forwards()
