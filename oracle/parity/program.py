@@ -61,6 +61,24 @@ class Program:
         """Whether it only appends tokens, the same number to each row."""
         return self.needs() <= _PLAIN
 
+    @property
+    def is_even(self) -> bool:
+        """Whether it only appends tokens, as many to each row, and chooses rows."""
+        return self.needs() <= {"prefill", "decode", "filter", "extract"}
+
+    def chosen_rows(self) -> list[list[int] | None]:
+        """Return, for each forward, which rows of the forward before are its, None for all."""
+        found: list[list[int] | None] = []
+        rows: list[int] | None = None
+        for moment in self.moments():
+            step = moment.step
+            if moment.is_forward:
+                found.append(rows)
+                rows = None
+            elif step.chosen is not None:
+                rows = [row if rows is None else rows[row] for row in step.chosen]
+        return found
+
     def needs(self) -> set[str]:
         """Return what a runner must be able to do; see `Step.needs`."""
         return set().union(*(step.needs() for step in self.steps))

@@ -52,6 +52,8 @@ class ReferenceRunner:
         program.check_vocabulary(config["vocab_size"])
         caches: list[Cache] = [{} for _ in self.layer_types]
         for forward, (_, _, ids) in enumerate(program.forwards()):
+            if (rows := program.chosen_rows()[forward]) is not None:
+                caches = [{name: held[rows] for name, held in cache.items()} for cache in caches]
             model = Part("", self.weights, {}, trace, forward)
             x = model.put("embed_tokens", model["embed_tokens.weight"][ids])
             for i, kind in enumerate(self.layer_types):

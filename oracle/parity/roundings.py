@@ -59,8 +59,15 @@ def roundings(
     reference: ReferenceRunner, program: Program, truth: Trace, feed: Feed | None = None
 ) -> Roundings:
     """Run the program with rounded taps; `truth` is the same reference's exact run of it."""
-    times = len(GRIDS)
-    steps = [Step(s.op, np.tile(s.ids, (times, 1)), s.chunk) for s in program.steps]
+    times, rows = len(GRIDS), program.rows
+    steps = []
+    for step in program.steps:
+        if step.chosen is None:
+            steps.append(Step(step.op, np.tile(step.ids, (times, 1)), step.chunk))
+        else:
+            each = [grid * rows + row for grid in range(times) for row in step.chosen]
+            steps.append(Step("filter", rows=tuple(each)))
+            rows = len(step.chosen)
     found = Roundings(truth, reference.dtype)
 
     def tiled(forward: int, layer: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parity.arbitrate import Arbiter
@@ -155,7 +155,7 @@ def _reason(
         reason = why_not(name, case.program, target.dtype, target.generation, model_type)
         if reason is not None:
             return reason
-    if is_of_states(case.program, oracle):
+    if is_of_states(case.program, oracle, pair):
         for name in (candidate, oracle):
             if name != APPEND_ONLY and not abilities(name).shows_states:
                 return f"{name} does not show its states, by which {case.program_name} is compared"
@@ -166,9 +166,14 @@ def _reason(
     return None
 
 
-def is_of_states(program: Program, oracle: str) -> bool:
-    """Return whether states are compared, row by row, and not the taps of forwards."""
-    return oracle == APPEND_ONLY or not program.is_plain
+def is_of_states(program: Program, oracle: str, pair: Pair | None) -> bool:
+    """Return whether states are compared, row by row, and not the taps of forwards.
+
+    Taps are what can be arbitrated; there they are compared wherever no token is padding.
+    """
+    arbitrated = pair is not None and pair.arbitrated
+    by_taps = program.is_even if arbitrated else program.is_plain
+    return oracle == APPEND_ONLY or not by_taps
 
 
 class _Judged:
@@ -194,7 +199,7 @@ class _Judged:
         return self._candidate
 
     def judge(self, case: CaseResult, oracle: Any, pair: Pair) -> list[Comparison]:
-        if is_of_states(case.program, oracle.name):
+        if is_of_states(case.program, oracle.name, pair):
             return self._judge_states(case, oracle, pair)
         theirs = self._run(oracle, case.program)
         forwards = len(case.program.forwards())
@@ -209,7 +214,13 @@ class _Judged:
         if pair.arbitrated:
             truth, rounded = self._truth(case, feed)
             arbiter = Arbiter(ours, theirs, truth, rounded)
-        return compare(ours, theirs, pair, case.layer_types, forwards, self._target.dtype, arbiter)
+        dtype = self._target.dtype
+        found = compare(ours, theirs, pair, case.layer_types, forwards, dtype, arbiter)
+        moments = [at for at, m in enumerate(case.program.moments()) if m.is_forward]
+        return [
+            replace(c, forward=moments[c.forward]) if 0 <= c.forward < forwards else c
+            for c in found
+        ]
 
     def _judge_states(
         self, case: CaseResult, oracle: StatefulRunner, pair: Pair

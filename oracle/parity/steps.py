@@ -63,6 +63,11 @@ class Step:
         rows, tokens = self.ids.shape
         return np.array(self.lengths if self.lengths is not None else [tokens] * rows, np.int64)
 
+    @property
+    def chosen(self) -> tuple[int, ...] | None:
+        """The rows that a `filter` or `extract` goes on with, None for other steps."""
+        return (self.row,) if self.row is not None else self.rows
+
     def forwards(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return (ids [B, S], tokens of each row [B]) of each forward; none for a step without ids.
 

@@ -178,3 +178,22 @@ def test_a_copy_that_cannot_be_imported_ends_the_command_with_3(checkpoints, tmp
 def test_a_name_or_option_that_cannot_be_used_is_bad_input(capsys, arguments, message):
     assert main(["run", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+STATES = {
+    "load(); answer(ok=True, info={})": "answered without rows",
+    "load(); answer(ok=True, info={}, rows=[1])": "wrote no readable tensors",
+    "load(); answer(ok=True, info={}, rows=3)": "wrote no readable tensors",
+    "load(); answer(ok=True, info={}, rows=['x'])": "wrote no readable tensors",
+}
+
+
+@pytest.mark.parametrize("script", STATES)
+def test_a_worker_that_fails_to_show_states_is_blamed(checkpoints, fake, name, script):
+    target = checkpoints.target("tiny-k3", "float32", "chunk-2")
+    (program,) = target.programs.values()
+    fake(script)
+    with Workers() as workers:
+        runner = WorkerRunner(name, target.checkpoint, "float32", workers)
+        with pytest.raises(CannotRunError, match=STATES[script]):
+            runner.states(program)

@@ -28,12 +28,15 @@ class ImplRunner:
         self.model = load(checkpoint, dtype, semantics)
 
     def run(self, program: Program, feed: Feed | None = None) -> Trace:
-        """See Runner; of plain programs alone."""
+        """See Runner; of even programs alone."""
         config = self.model.config
         program.check_vocabulary(config.vocab_size)
         trace = Trace(self.name, config.layer_types, run_info(self.dtype))
         cache = self.model.make_cache()
+        chosen = program.chosen_rows()
         for forward, (_, _, ids) in enumerate(program.forwards()):
+            if (rows := chosen[forward]) is not None:
+                cache.filter(rows)
             taken: dict[str, mx.array] = {}
             tap = recorder(taken, forward, feed, getattr(mx, self.dtype))
             self.model(mx.array(ids.astype(np.int32)), cache, tap)

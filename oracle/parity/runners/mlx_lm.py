@@ -18,7 +18,7 @@ import numpy as np
 from parity.program import Program
 from parity.runners.imports import importing
 from parity.runners.mlx_arrays import record, recorder, run_info
-from parity.runners.mlx_lm_batches import Batch
+from parity.runners.mlx_lm_batches import Batch, empty
 from parity.states import States
 from parity.taps import FULL, LINEAR
 from parity.trace import Feed, Trace
@@ -49,12 +49,16 @@ class MlxLmRunner:
         self._observe_modules()
 
     def run(self, program: Program, feed: Feed | None = None) -> Trace:
-        """See Runner; of plain programs alone."""
+        """See Runner; of even programs alone, with its batch caches where rows are chosen."""
         program.check_vocabulary(self.text.args.vocab_size)
         trace = Trace(self.name, self.layer_types, self._info())
-        cache = self.model.make_cache()
+        chosen = program.chosen_rows()
+        cache = self.model.make_cache() if program.is_plain else empty(self.model, program.rows)
         with replaced(self._functions):
             for forward, (_, _, ids) in enumerate(program.forwards()):
+                if (rows := chosen[forward]) is not None:
+                    for entry in cache:
+                        entry.filter(mx.array(rows))
                 taken: dict[str, mx.array] = {}
                 self._tap = recorder(taken, forward, feed, getattr(mx, self.dtype))
                 try:

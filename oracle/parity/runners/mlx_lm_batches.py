@@ -57,7 +57,7 @@ class Batch:
             if padding.any() and not _merges_empty(self.model):
                 yield self._left_padded(step, padding)
                 return
-            self.caches = _empty(self.model, len(padding))
+            self.caches = empty(self.model, len(padding))
         if padding.any():
             for cache in self.caches:
                 cache.prepare(lengths=step.counts.tolist(), right_padding=padding.tolist())
@@ -78,7 +78,7 @@ class Batch:
                 "this mlx-lm pads new prompts on the left, so that its chunks hold other tokens "
                 "than the program's. Leave out chunk, or name mlx-lm from 0.31.2 on."
             )
-        self.caches = _empty(self.model, len(padding), padding.tolist())
+        self.caches = empty(self.model, len(padding), padding.tolist())
         width = step.ids.shape[1]
         column = (np.arange(width) - padding[:, None]) % width
         logits = self._forward(np.take_along_axis(step.ids, column, axis=1))
@@ -152,7 +152,7 @@ def _merges_empty(model: nn.Module) -> bool:
         return False
 
 
-def _empty(model: nn.Module, rows: int, left_padding: list[int] | None = None) -> list[Any]:
+def empty(model: nn.Module, rows: int, left_padding: list[int] | None = None) -> list[Any]:
     """Return batch caches that have seen nothing, as this mlx-lm's generator makes them."""
     if left_padding is None and _merges_empty(model):
         return _merged([model.make_cache() for _ in range(rows)])

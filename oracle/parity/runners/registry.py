@@ -48,9 +48,14 @@ _MLX_LM = Abilities(
     shows_states=True,
 )
 _TRANSFORMERS = Abilities(
+    steps=frozenset({"prefill", "decode", "filter", "extract"}),
     generations=frozenset({"transformers"}),
     why_not=dict.fromkeys(_ROLLBACK, "its crop leaves the recurrent state as it was")
-    | {"lengths": "right padding still decays its recurrent state"},
+    | dict.fromkeys(("snapshot", "restore"), "its cache has no snapshots")
+    | {
+        "lengths": "right padding still decays its recurrent state",
+        "extend": "it has no function that joins caches",
+    },
 )
 _Open = Callable[[str, Checkpoint, str, RunnerOptions], Runner]
 _RUNNERS: dict[str, tuple[Abilities, _Open]] = {

@@ -54,8 +54,12 @@ class TransformersRunner:
         # transformers 5.24 renamed the argument.
         parameters = inspect.signature(type(self.model).forward).parameters
         keyword = "cache" if "cache" in parameters else "past_key_values"
+        chosen = program.chosen_rows()
         with quiet(), torch.no_grad():
             for forward, (_, _, ids) in enumerate(program.forwards()):
+                if (rows := chosen[forward]) is not None:
+                    # batch_select_indices does not reach linear layers; this takes fewer rows too.
+                    cache.reorder_cache(torch.tensor(rows))
 
                 def take(name: str, value: Any, forward: int = forward) -> None:
                     trace.add(forward, name, to_numpy(value))
