@@ -267,3 +267,15 @@ def test_the_repeat_command_is_what_was_typed(monkeypatch, typed, on_path, due):
     monkeypatch.setattr(sys, "argv", [typed])
     monkeypatch.setattr(shutil, "which", lambda name: on_path)
     assert command_line(["run", "--case", "x/*"]) == f"{due} run --case 'x/*'"
+
+
+def test_a_reader_that_has_seen_enough_changes_no_verdict():
+    code = (
+        "import os; read, write = os.pipe(); os.close(read); os.dup2(write, 1)\n"
+        "from report_samples import holding\n"
+        "from parity.commands.run import _print\n"
+        "raise SystemExit(f'said {_print(holding())}')"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stderr == "said None\n"

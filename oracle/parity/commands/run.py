@@ -275,8 +275,12 @@ def _print(value: dict[str, Any]) -> str | None:
 
     from parity_reports import terminal
 
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1, which says `differs` here
+            raise BrokenPipeError
+
     try:
-        terminal.render(value, Console())
+        terminal.render(value, Pipe())
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
