@@ -19,6 +19,7 @@ from qwen35.errors import InputError
 
 SCHEMA = 1
 _PLAIN = {"prefill", "decode"}
+_EVEN = _PLAIN | {"filter", "extract"}
 
 
 class ProgramError(InputError):
@@ -64,7 +65,7 @@ class Program:
     @property
     def is_even(self) -> bool:
         """Whether it only appends tokens, as many to each row, and chooses rows."""
-        return self.needs() <= {"prefill", "decode", "filter", "extract"}
+        return self.needs() <= _EVEN
 
     def chosen_rows(self) -> list[list[int] | None]:
         """Return, for each forward, which rows of the forward before are its, None for all."""
@@ -94,15 +95,15 @@ class Program:
     def forwards(self) -> list[tuple[int, str, np.ndarray]]:
         """Return (index of the step as written, op, ids [B, S]) for each forward.
 
-        Raises ProgramError where that is not all that happens: see `moments`, whose numbering of a
-        plain program is the same.
+        Raises ProgramError where these and `chosen_rows` are not all that happens: see `moments`,
+        whose numbering of a plain program is the same.
         """
-        if not self.is_plain:
-            others = ", ".join(sorted(self.needs() - _PLAIN))
+        if not self.is_even:
+            others = ", ".join(sorted(self.needs() - _EVEN))
             raise ProgramError(
                 f"{self.source}: its forwards alone leave out {others}. Compare it by states."
             )
-        return [(m.at, m.step.op, m.ids) for m in self.moments()]
+        return [(m.at, m.step.op, m.ids) for m in self.moments() if m.is_forward]
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form that `parse` reads."""
